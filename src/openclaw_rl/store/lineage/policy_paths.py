@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -28,4 +29,11 @@ def resolved_path(conn: Connection, path: str | None) -> str | None:
 
 def _home_of(conn: Connection) -> Path:
     """Return the absolute folder of the store."""
-    return Path(str(conn.engine.url.database)).parent.resolve()
+    database = str(conn.engine.url.database)
+    return _folder_of(database) if Path(database).is_absolute() else Path(database).parent.resolve()
+
+
+@lru_cache(maxsize=64)
+def _folder_of(database: str) -> Path:
+    """Return the folder of a store without links, which takes a call of the system for each part of its path."""
+    return Path(database).parent.resolve()
