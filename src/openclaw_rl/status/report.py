@@ -22,6 +22,7 @@ from openclaw_rl.common.terminal import print_data
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import Config
+from openclaw_rl.status.engine_gaps import engine_gaps
 from openclaw_rl.status.reasons import group_reasons
 from openclaw_rl.status.sentences import health_sentence, score_word, understood_sentence
 from openclaw_rl.status.trust import trust_data, trust_lines
@@ -30,7 +31,13 @@ from openclaw_rl.status.withdrawn_lessons import withdrawal_text, withdrawn_rows
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import counts, examinations, practice_turns
-from openclaw_rl.store.lineage import policies, policy_marks, retraining, version_list
+from openclaw_rl.store.lineage import (
+    policies,
+    policy_marks,
+    retraining,
+    version_files,
+    version_list,
+)
 from openclaw_rl.store.lineage.policy_names import (
     DEFAULT_NAME,
     SHARED_NAME,
@@ -135,7 +142,7 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
         "versions": [_policy_row(p, *turn_counts[p.version]) for p in newest],
         "states": version_list.states_in_order(conn),
         "kept_versions": version_list.count_with_files(conn),
-        "damaged": policies.damage_reports(conn),
+        "damaged": version_files.damage_reports(conn),
         "undo": retraining.progress_reports(conn),
         "automatic_rollback": None if move is None else asdict(move),
         "frozen_since": policy_marks.frozen_since(conn),
@@ -162,23 +169,6 @@ def worker_rows(conn: Connection, now: float) -> list[dict[str, Any]]:
         }
         for b in heartbeats.read_heartbeats(conn)
     ]
-
-
-def engine_gaps(known: Sequence[Policy]) -> dict[str, dict[str, float]]:
-    """Return per engine the mean |log pi - log mu| in nats on tokens sampled by the same weights, and their number."""
-    sums: dict[str, list[float]] = {}
-    for policy in known:
-        for name, tokens in policy.metrics.items():
-            if name.startswith("gap/") and name.endswith("/tokens"):
-                engine = name.removeprefix("gap/").removesuffix("/tokens")
-                total = sums.setdefault(engine, [0.0, 0.0])
-                total[0] += policy.metrics[f"gap/{engine}"] * tokens
-                total[1] += tokens
-    return {
-        engine: {"mean": gap / tokens, "tokens": tokens}
-        for engine, (gap, tokens) in sums.items()
-        if tokens
-    }
 
 
 def _reason_rows(counts: Mapping[Reason, int]) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store import exchanges, turn_states
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import BEHAVIOUR_JUDGE, observations_of
-from openclaw_rl.store.report_indexes import IS_DROPPED, IS_UNFIT, IS_UNLINKED, OF_PEOPLE
+from openclaw_rl.store.page_tables import IS_DROPPED, IS_UNFIT, IS_UNLINKED, OF_PEOPLE
 from openclaw_rl.store.rows import (
     from_row,
     reaction_from_row,

@@ -12,7 +12,7 @@ from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
-from openclaw_rl.store.report_indexes import IS_PRESENT
+from openclaw_rl.store.page_tables import IS_PRESENT
 from openclaw_rl.types import Kind, Policy, PolicyState
 
 
