@@ -40,9 +40,9 @@ REPORT_MS = 200.0
 STEP_MS = 50.0
 START_MS = 2000.0
 REPEATS = 5
-# Seconds of processor time: after these a question is not repeated, and after those it is given up.
+# Seconds of processor time after which a question is not repeated, and after which it is given up.
 _ENOUGH = 4.0
-_LIMIT = 60.0
+_LIMIT = 40.0
 # Steps of SQLite's machine between two looks at the clock.
 _CLOCK_STEPS = 200_000
 VERSIONS_TURNS = 70

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.home_turns import REACTIONS, SESSION_TURNS, WORDS, Call, TurnWriter
 from sqlalchemy import Connection, select
 
-from openclaw_rl.common.policy_digest import hash_folder
+from openclaw_rl.common.policy_digest import OPTIMIZER_FILE, hash_folder
 from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store import leases, sessions
 from openclaw_rl.store import schema as t
@@ -104,6 +104,7 @@ class GrowthBuilder:
         self._published = 0
         self._template = root / "template"
         write_adapter(self._template)
+        (self._template / OPTIMIZER_FILE).write_bytes(b"state of the optimizer")
         self._digest, self._files = hash_folder(self._template)
 
     def build(self) -> None:

@@ -118,6 +118,8 @@ class GrowthHome:
         self.owner = owner_filter(spec.per, self.name)
 
     def close(self) -> None:
+        if "started_loop" in vars(self):
+            self.started_loop.close()
         self.store.close()
 
     @cached_property
@@ -141,6 +143,13 @@ class GrowthHome:
             need_hint=False,
             owner=self.owner,
         )
+
+    @cached_property
+    def started_loop(self) -> TrainLoop:
+        """A training loop that has looked at all heads."""
+        loop = self.make_loop()
+        loop.run_once()
+        return loop
 
     def make_loop(self) -> TrainLoop:
         """Return a training loop whose steps compute nothing."""
@@ -337,19 +346,14 @@ def _link(
 
 def _step(home: GrowthHome, watch: Stopwatch) -> None:
     add_waiting_turns(home.store, home.spec, home.agent, 3 * BATCH)
-    loop = home.make_loop()
-    try:
-        # The first iteration looks at all heads.
-        loop.run_once()
-        before = _newest_version(home)
-        with watch:
-            for _ in range(_MAX_ITERATIONS):
-                loop.run_once()
-                if _newest_version(home) > before:
-                    break
-        assert _newest_version(home) > before, f"no step was taken: {loop.note}"
-    finally:
-        loop.close()
+    loop = home.started_loop
+    before = _newest_version(home)
+    with watch:
+        for _ in range(_MAX_ITERATIONS):
+            loop.run_once()
+            if _newest_version(home) > before:
+                break
+    assert _newest_version(home) > before, f"no step was taken: {loop.note}"
 
 
 def _first_iteration(home: GrowthHome, watch: Stopwatch) -> None:

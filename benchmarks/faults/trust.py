@@ -13,6 +13,7 @@ from benchmarks.faults.plans import SETTINGS
 from openclaw_rl.status.trust import trust_data
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lineage.version_stats import judge_user_pairs
 from openclaw_rl.store.trust.evidence import MIN_SCORES
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 
@@ -135,7 +136,7 @@ class TrustAttacks:
 
     def _named_people(self) -> set[str]:
         with self._store.read() as conn:
-            return {row["user"] for row in trust_data(conn)["set_aside"]}
+            return {row["user"] for row in trust_data(conn, judge_user_pairs(conn))["set_aside"]}
 
     def _wait_for(self, condition: Callable[[], bool]) -> bool:
         end = time.monotonic() + SETTLED_WITHIN

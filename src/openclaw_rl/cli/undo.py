@@ -116,7 +116,7 @@ def _retrain(config: Config, store: Store, *, now: bool, yes: bool) -> None:
     `yes`: the owner agrees to what is sent to a service that trains.
     """
     from openclaw_rl.status.undo_report import format_seconds, no_trainer_text
-    from openclaw_rl.store.lineage import policies
+    from openclaw_rl.store.lineage import policies, version_list
     from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
     from openclaw_rl.train.retraining import RETRAINED_METRIC
     from openclaw_rl.types import PolicyState
@@ -138,9 +138,7 @@ def _retrain(config: Config, store: Store, *, now: bool, yes: bool) -> None:
         echo(no_trainer_text(left))
         return
     with store.read() as conn:
-        live = [
-            p for p in policies.list_all(conn) if p.version >= first and p.state is PolicyState.LIVE
-        ]
+        live = [p for p in version_list.policies_from(conn, first) if p.state is PolicyState.LIVE]
         done = sum(RETRAINED_METRIC in policy.metrics for policy in live)
         heads = {
             name: policies.head(conn, name).version

@@ -31,7 +31,12 @@ from openclaw_rl.serve.versions.version_access import may_name
 from openclaw_rl.serve.versions.version_manager import unservable_reason
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import candidates, policies, retraining, version_files
+from openclaw_rl.store.lineage import (
+    candidates,
+    retraining,
+    version_files,
+    version_list,
+)
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Policy
 
@@ -173,7 +178,7 @@ class GatewayRoutes:
     ) -> list[dict[str, Any]]:
         """Return the model, and the versions of it that the caller may name."""
         name = self._gateway.config.model.name
-        known = await asyncio.to_thread(_all_policies, self._gateway.store)
+        known = await asyncio.to_thread(_present_policies, self._gateway.store)
         agent = decode_header(http_request.headers.get("X-Agent-Id", ""))
         user = decode_header(read_user(http_request.headers, {}).value)
         own_policy = self._gateway.policy_of(caller, agent=agent, user=user)
@@ -297,6 +302,6 @@ def _stored_candidate(store: Store) -> int | None:
         return None
 
 
-def _all_policies(store: Store) -> list[Policy]:
+def _present_policies(store: Store) -> list[Policy]:
     with store.read() as conn:
-        return policies.list_all(conn)
+        return version_list.present_policies(conn)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -26,12 +26,15 @@ from openclaw_rl.status.conversations.turn_words import last_user_text
 from openclaw_rl.status.report import read_store
 from openclaw_rl.store import exchanges, sessions, turns
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.types import Exchange, Message, Origin, Reaction, Reply, Verdict
+from openclaw_rl.store.lineage.trained_turns import versions_of_turns
+from openclaw_rl.types import Exchange, Message, Origin, Reaction, Reply, Turn, Verdict
 
 TurnData = Mapping[str, Any]
 # Columns of a text, in a list of turns and for one turn.
 _SHORT_WIDTH = 100
 _WHOLE_WIDTH = 2000
+_PAGE_TURNS = 200
+"""Turns read at once."""
 _MAX_ANCESTORS = 12
 """Versions of a lineage that are shown."""
 
@@ -63,14 +66,16 @@ def template_summary(config: Config) -> Text:
 def session_rows(conn: Connection, limit: int) -> list[dict[str, Any]]:
     """Return the newest sessions as plain JSON: title, turns by state, and the first message."""
     newest = sessions.newest_sessions(conn, limit)
-    titles = titles_of_sessions(conn, [name for name, _ in newest])
+    names = [name for name, _ in newest]
+    titles = titles_of_sessions(conn, names)
+    first_texts = _first_user_texts(conn, names)
     return [
         {
             "session": name,
             "title": titles[name],
             "turns": states.total(),
             "states": dict(states),
-            "first_message": _first_user_text(conn, name),
+            "first_message": first_texts[name],
         }
         for name, states in newest
     ]
@@ -78,10 +83,10 @@ def session_rows(conn: Connection, limit: int) -> list[dict[str, Any]]:
 
 def session_data(conn: Connection, session: str) -> dict[str, Any]:
     """Return one session with its turns as plain JSON. Raises `OpenClawError` if it does not exist."""
-    session_turns = [turn_data(conn, turn) for turn in sessions.session_turns(conn, session)]
-    if not session_turns:
+    ids = sessions.session_turns(conn, session)
+    if not ids:
         raise OpenClawError(f"no session {session!r}. `openclaw-rl inspect sessions` lists them.")
-    return {"session": session, "turns": session_turns}
+    return {"session": session, "turns": list(turns_data(conn, ids).values())}
 
 
 def turn_data(conn: Connection, id_: str) -> dict[str, Any]:
@@ -89,13 +94,50 @@ def turn_data(conn: Connection, id_: str) -> dict[str, Any]:
 
     `user` is None if the text is not stored. `damaged`: why the rest cannot be read, else None.
     """
-    turn = turns.get(conn, id_)
-    if turn is None:
-        raise OpenClawError(
-            f"no turn {id_!r}. `openclaw-rl inspect session ID` lists a session's turns."
-        )
-    data = {
-        "turn": id_,
+    return turns_data(conn, [id_])[id_]
+
+
+def turns_data(conn: Connection, ids: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Return `turn_data` of several turns by their ids, in their order. Raises `OpenClawError` as it does."""
+    data: dict[str, dict[str, Any]] = {}
+    wanted = list(dict.fromkeys(ids))
+    for first in range(0, len(wanted), _PAGE_TURNS):
+        data |= _page_data(conn, wanted[first : first + _PAGE_TURNS])
+    return data
+
+
+def _page_data(conn: Connection, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    turns_by_id = turns.get_many(conn, ids)
+    versions = versions_of_turns(conn, ids)
+    data: dict[str, dict[str, Any]] = {}
+    for id_ in ids:
+        if id_ not in turns_by_id:
+            raise OpenClawError(
+                f"no turn {id_!r}. `openclaw-rl inspect session ID` lists a session's turns."
+            )
+        data[id_] = _turn_columns(turns_by_id[id_], versions.get(id_, []))
+    try:
+        texts = _exchange_data(conn, ids)
+    except DamagedRow:
+        # Whichever of them it is, the others are read.
+        texts = {}
+        for id_ in ids:
+            texts |= _readable_data(conn, id_)
+    return {id_: columns | texts[id_] for id_, columns in data.items()}
+
+
+def _readable_data(conn: Connection, id_: str) -> dict[str, dict[str, Any]]:
+    """Return `_exchange_data` of one turn, or why it cannot be read."""
+    try:
+        return _exchange_data(conn, [id_])
+    except DamagedRow as error:
+        names = ("user", "reply", "reaction", "verdict")
+        return {id_: {"damaged": str(error)} | dict.fromkeys(names)}
+
+
+def _turn_columns(turn: Turn, versions: Sequence[int]) -> dict[str, Any]:
+    return {
+        "turn": turn.id,
         "session": turn.session,
         "state": turn.state.value,
         "drop_reason": turn.reason,
@@ -107,27 +149,23 @@ def turn_data(conn: Connection, id_: str) -> dict[str, Any]:
         "parent": turn.parent,
         "unlinked": turn.unlinked,
         "unlinked_code": turn.unlinked_code,
-        "trained_into": policies.versions_with_turn(conn, id_),
+        "trained_into": list(versions),
         "damaged": None,
     }
-    try:
-        return data | _exchange_data(conn, id_)
-    except DamagedRow as error:
-        return data | {
-            "damaged": str(error),
-            "user": None,
-            "reply": None,
-            "reaction": None,
-            "verdict": None,
-        }
 
 
-def _exchange_data(conn: Connection, id_: str) -> dict[str, Any]:
-    """Return the texts, tokens and verdict of a turn. Raises `DamagedRow`."""
-    exchange = exchanges.get_many(conn, [id_])[id_]
-    reaction = turns.current_reaction(conn, id_)
+def _exchange_data(conn: Connection, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the texts, tokens and verdicts of turns, by turn. Raises `DamagedRow`."""
+    read = exchanges.get_many(conn, ids)
+    reactions = turns.current_reactions(conn, ids)
+    verdicts = turns.current_verdicts(conn, ids)
+    return {id_: _text_data(read[id_], reactions.get(id_), verdicts.get(id_)) for id_ in ids}
+
+
+def _text_data(
+    exchange: Exchange, reaction: Reaction | None, verdict: Verdict | None
+) -> dict[str, Any]:
     request = exchange.request
-    verdict = turns.current_verdict(conn, id_)
     return {
         "version": request.version,
         "identity": request.identity,
@@ -203,18 +241,22 @@ def policy_data(conn: Connection, version: int) -> dict[str, Any]:
         "digest": policy.digest,
         "metrics": dict(policy.metrics),
         "at": policy.created_at,
-        "turns": [turn_data(conn, use.turn) for use in policies.uses_of_version(conn, version)],
+        "turns": list(
+            turns_data(conn, [use.turn for use in policies.uses_of_version(conn, version)]).values()
+        ),
     }
 
 
-def _first_user_text(conn: Connection, session: str) -> str | None:
-    first = sessions.session_turns(conn, session)[0]
-    exchange = exchanges.get_readable(conn, [first]).get(first)
-    return (
-        None
-        if exchange is None
-        else last_user_text(conversation_messages(exchange.request)) or None
-    )
+def _first_user_texts(conn: Connection, names: Sequence[str]) -> dict[str, str | None]:
+    """Return the first message of the person in these sessions, by session."""
+    first = sessions.oldest_turns(conn, names)
+    read = exchanges.get_readable(conn, list(first.values()))
+    texts: dict[str, str | None] = {}
+    for name, id_ in first.items():
+        exchange = read.get(id_)
+        messages = [] if exchange is None else conversation_messages(exchange.request)
+        texts[name] = last_user_text(messages) or None
+    return texts
 
 
 # --------------------------------------------------------------------------------------------------------- as text

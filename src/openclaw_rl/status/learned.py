@@ -13,19 +13,24 @@ from openclaw_rl.errors import ModelError, OpenClawError
 from openclaw_rl.methods.types import Credit
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.conversations.conversation_text import titles_of_sessions
-from openclaw_rl.status.inspect import turn_data
-from openclaw_rl.store import exchanges
+from openclaw_rl.status.inspect import TurnData, turns_data
+from openclaw_rl.store import exchanges, sessions
 from openclaw_rl.store.lineage import policies, probe_answers, token_credit
 from openclaw_rl.store.lineage.trained_turns import (
     TrainedTurn,
+    nearest_ancestors,
     turns_by_hint,
-    turns_of_lineage,
+    turns_of_versions,
+    uses_in_lineage,
 )
+from openclaw_rl.store.lineage.version_list import creation_times
 from openclaw_rl.train.retraining import RETRAINED_METRIC
 from openclaw_rl.train.undo import lesson_id
 from openclaw_rl.types import Exchange, Policy
 
 TITLED_SESSIONS = 12
+COUNTED_VERSIONS = 200
+"""Newest versions of a lineage that are read."""
 SplitTokens = Callable[[Sequence[int]], list[str]]
 """Maps token ids to the text that each adds to the reply."""
 
@@ -44,28 +49,42 @@ def collect_learned(
     `since`: only versions made since then, in seconds since the epoch; `session`: only its turns, and the versions that
     were trained on them; `limit`: versions at most, which the counts do not depend on. Raises `OpenClawError` for an
     unknown version or session.
+
+    Of a longer lineage, the newest `COUNTED_VERSIONS` are read, with a session those that used its turns; then
+    `counted_versions` is their number.
     """
     newest = policies.head(conn).version
     if version is not None:
         newest = policies.require_version(conn, version).version
-    lineage = policies.get_many(conn, policies.lineage(conn, newest))
-    versions = {policy.version: policy for policy in lineage}
-    used = turns_of_lineage(conn, newest)
-    first_uses = {row.turn: row.version for row in reversed(used)}
-    rows = used
+    if session is not None:
+        lineage = sorted({one for one, _ in _uses_of_session(conn, newest, session)})
+        is_whole = True
+    else:
+        lineage = nearest_ancestors(conn, newest, COUNTED_VERSIONS)
+        is_whole = lineage[-1] == 0
+    rows = turns_of_versions(conn, lineage)
     if since is not None:
-        rows = [row for row in rows if versions[row.version].created_at >= since]
+        made_at = creation_times(conn, lineage)
+        rows = [row for row in rows if made_at[row.version] >= since]
+        # Those that were not read are older.
+        is_whole = is_whole or made_at[lineage[-1]] < since
     if session is not None:
         rows = _rows_of_session(rows, session)
     turn_ids: dict[int, list[str]] = {}
     for row in rows:
         turn_ids.setdefault(row.version, []).append(row.turn)
     shown = list(reversed(turn_ids))[:limit]
+    versions = {policy.version: policy for policy in policies.get_many(conn, shown)}
+    shown_turns = {turn for one in shown for turn in turn_ids[one]}
+    first_uses: dict[str, int] = {}
+    for used_by, turn in uses_in_lineage(conn, newest, shown_turns):
+        first_uses[turn] = min(used_by, first_uses.get(turn, used_by))
     once = {row.turn: row for row in rows}
     client_rows = [row for row in once.values() if row.source is None]
     sources = {row.turn: row.source for row in once.values() if row.source is not None}
     session_counts = Counter(row.session for row in client_rows).most_common()
-    return {
+    counted: dict[str, Any] = {} if is_whole else {"counted_versions": len(lineage)}
+    return counted | {
         "version": newest,
         "turns": len(once),
         "practice": len(sources),
@@ -83,6 +102,11 @@ def collect_learned(
     }
 
 
+def _uses_of_session(conn: Connection, version: int, session: str) -> list[tuple[int, str]]:
+    """Return (version, turn) of the uses of a session's turns by `version` and its ancestors."""
+    return uses_in_lineage(conn, version, sessions.session_turns(conn, session))
+
+
 def _rows_of_session(rows: Sequence[TrainedTurn], session: str) -> list[TrainedTurn]:
     """Return the rows of a session. Raises `OpenClawError` without any."""
     matches = [row for row in rows if row.session == session]
@@ -95,7 +119,8 @@ def _rows_of_session(rows: Sequence[TrainedTurn], session: str) -> list[TrainedT
 
 def _lesson_counts(conn: Connection, turns: KeysView[str]) -> list[dict[str, Any]]:
     """Return the lessons of these turns with the number of turns, most frequent first."""
-    counts = Counter({hint: len(turns & of_hint) for hint, of_hint in turns_by_hint(conn).items()})
+    turns_of_hints = turns_by_hint(conn, turns)
+    counts = Counter({hint: len(turns & of_hint) for hint, of_hint in turns_of_hints.items()})
     return [
         {"id": lesson_id(hint), "hint": hint, "turns": count}
         for hint, count in counts.most_common()
@@ -112,14 +137,16 @@ def _version_data(
     split_tokens: SplitTokens | None,
 ) -> dict[str, Any]:
     credit = token_credit.credit_of_version(conn, policy.version)
-    read = exchanges.get_readable(conn, ids)
+    read = {} if split_tokens is None else exchanges.get_readable(conn, ids)
+    own_sources = [sources[id_] for id_ in ids if id_ in sources]
+    texts = turns_data(conn, [*ids, *own_sources])
     return {
         "version": policy.version,
         "parent": policy.parent,
         "at": policy.created_at,
         "retrained": RETRAINED_METRIC in policy.metrics,
         "turns": [
-            _turn_row(conn, id_, sources.get(id_))
+            _turn_row(texts, id_, sources.get(id_))
             | {
                 "replay": first_uses[id_] != policy.version,
                 "credit": _credit_data(credit.get(id_), read.get(id_), split_tokens),
@@ -140,11 +167,11 @@ def _version_data(
     }
 
 
-def _turn_row(conn: Connection, id_: str, source: str | None) -> dict[str, Any]:
+def _turn_row(texts: Mapping[str, TurnData], id_: str, source: str | None) -> dict[str, Any]:
     """Return the texts of a turn. `source`: of practice, the turn whose prompt was asked again."""
-    data = turn_data(conn, id_)
+    data = texts[id_]
     if source is not None:
-        data["user"] = turn_data(conn, source)["user"]
+        data = {**data, "user": texts[source]["user"]}
     keys = ("turn", "session", "user", "reply", "reaction", "verdict", "damaged")
     return {key: data[key] for key in keys} | {
         "agent": data.get("agent", ""),

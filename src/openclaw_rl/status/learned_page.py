@@ -36,7 +36,10 @@ td, th { padding: .1rem .6rem .1rem 0 }
 
 def _summary_rows(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     practised = f", of which {data['practice']} are replies of practice" if data["practice"] else ""
-    rows = [("turns", f"{data['turns']}{practised}")]
+    counted = ""
+    if "counted_versions" in data:
+        counted = f", in the newest {data['counted_versions']} versions"
+    rows = [("turns", f"{data['turns']}{practised}{counted}")]
     titles = {name: f"“{text}”" for name, text in data["session_titles"].items()}
     for title in ("agents", "sessions"):
         counts = [f"{titles.get(name, name) or '(no name)'} {n}" for name, n in data[title].items()]

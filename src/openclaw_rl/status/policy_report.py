@@ -14,7 +14,7 @@ from openclaw_rl.common.statistics.rater_agreement import wilson_interval
 from openclaw_rl.common.terminal import print_data
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.report import format_time, read_store, version_label
-from openclaw_rl.store.lineage import policies, policy_marks, probe_answers
+from openclaw_rl.store.lineage import policies, policy_marks, probe_answers, version_list
 from openclaw_rl.store.lineage.policy_names import read_heads, require_name
 from openclaw_rl.store.lineage.probe_answers import ProbeAnswer
 from openclaw_rl.store.lineage.version_stats import satisfaction_by_version, turns_by_version
@@ -31,10 +31,7 @@ def policy_rows(conn: Connection, limit: int, name: str | None = None) -> list[d
     """
     heads = read_heads(conn)
     pinned = policy_marks.pinned_versions(conn)
-    listed = policies.list_all(conn)
-    if name is not None:
-        listed = [policy for policy in listed if policy.name == name]
-    newest = listed[-limit:]
+    newest = version_list.newest_policies(conn, limit, name=name)
     versions = [policy.version for policy in newest]
     counts = turns_by_version(conn, versions)
     satisfied = satisfaction_by_version(conn, versions)
@@ -79,9 +76,8 @@ def version_answers(conn: Connection, policy: Policy) -> dict[str, tuple[str, st
     answers = probe_answers.answers_of_version(conn, policy.version)
     if answers:
         return {answer.probe: (answer.question, answer.candidate_answer) for answer in answers}
-    children = [child for child in policies.list_all(conn) if child.parent == policy.version]
-    for child in reversed(children):
-        answers = probe_answers.answers_of_version(conn, child.version)
+    for child in version_list.children_of(conn, policy.version):
+        answers = probe_answers.answers_of_version(conn, child)
         if answers:
             return _head_answers(answers)
     return {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from openclaw_rl.common.terminal import print_data
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import Config
+from openclaw_rl.status.engine_gaps import engine_gaps
 from openclaw_rl.status.reasons import group_reasons
 from openclaw_rl.status.sentences import health_sentence, score_word, understood_sentence
 from openclaw_rl.status.trust import trust_data, trust_lines
@@ -30,15 +30,25 @@ from openclaw_rl.status.understanding import COUNTED_VERDICTS, understanding_dat
 from openclaw_rl.status.withdrawn_lessons import withdrawal_text, withdrawn_rows
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lessons import examinations, lessons, practice_turns
-from openclaw_rl.store.lineage import policies, policy_marks, retraining, version_files
+from openclaw_rl.store.lessons import counts, examinations, practice_turns
+from openclaw_rl.store.lineage import (
+    policies,
+    policy_marks,
+    retraining,
+    version_files,
+    version_list,
+)
 from openclaw_rl.store.lineage.policy_names import (
     DEFAULT_NAME,
     SHARED_NAME,
     read_heads,
     require_owner,
 )
-from openclaw_rl.store.lineage.version_stats import judge_user_agreement, turns_by_version
+from openclaw_rl.store.lineage.version_stats import (
+    count_agreement,
+    judge_user_pairs,
+    turns_by_version,
+)
 from openclaw_rl.train.tracking import off_policy_summary
 from openclaw_rl.types import Policy, PolicyState
 
@@ -64,6 +74,11 @@ GATE_FIGURES = tuple(f"gate/{name}" for name in _GATE_FIGURES.split())
 """Metrics of the gate that `status` shows."""
 # Reasons of one agent, the most frequent first.
 _SHOWN_REASONS = 3
+_SHOWN_VERSIONS = 10
+COUNTED_VERSIONS = 100
+"""Newest versions over which engines are compared with the trainer."""
+COUNTED_TURNS = 5000
+"""Newest turns of which the untrainable ones are counted by agent."""
 
 
 def open_store(config: Config) -> Store:
@@ -93,10 +108,11 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
     head = policies.head(conn)
     dropped = turns.count_dropped(conn)
     untrainable = turns.count_untrainable(conn)
-    known = policies.list_all(conn)
-    newest = known[-10:]
-    counts = turns_by_version(conn, [policy.version for policy in newest])
-    agree, of = judge_user_agreement(conn)
+    known = version_list.newest_policies(conn, COUNTED_VERSIONS)
+    newest = known[-_SHOWN_VERSIONS:]
+    turn_counts = turns_by_version(conn, [policy.version for policy in newest])
+    scores_by_judge = judge_user_pairs(conn)
+    agree, of = count_agreement(scores_by_judge)
     move = policy_marks.last_automatic_rollback(conn)
     return {
         "head": head.version,
@@ -115,23 +131,23 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
         "practice": {
             "turns": practice_turns.count_all(conn),
             "seconds_of_last_hour": round(practice_turns.seconds_of_last_hour(conn, now), 1),
-            "lessons": Counter(lesson.state.value for lesson in lessons.list_lessons(conn)),
+            "lessons": counts.count_by_state(conn),
         },
         "lesson_capacity": examinations.measured_capacity(conn, head.identity),
         "withdrawn_lessons": withdrawn_rows(conn),
         "verdicts": {str(score): n for score, n in turns.count_by_score(conn).items()},
         "understanding": understanding_data(conn),
         "agreement": {"agree": agree, "of": of},
-        **trust_data(conn),
-        "versions": [_policy_row(p, *counts[p.version]) for p in newest],
-        "states": Counter(p.state.value for p in known),
-        "kept_versions": sum(p.path is not None and not policies.is_removed(p) for p in known),
+        **trust_data(conn, scores_by_judge),
+        "versions": [_policy_row(p, *turn_counts[p.version]) for p in newest],
+        "states": version_list.states_in_order(conn),
+        "kept_versions": version_list.count_with_files(conn),
         "damaged": version_files.damage_reports(conn),
         "undo": retraining.progress_reports(conn),
         "automatic_rollback": None if move is None else asdict(move),
         "frozen_since": policy_marks.frozen_since(conn),
         "engine_gap": engine_gaps(known),
-        "untrainable_agents": untrainable_agents(turns.trainable_by_agent(conn)),
+        "untrainable_agents": untrainable_agents(turns.trainable_by_agent(conn, COUNTED_TURNS)),
     }
 
 
@@ -153,23 +169,6 @@ def worker_rows(conn: Connection, now: float) -> list[dict[str, Any]]:
         }
         for b in heartbeats.read_heartbeats(conn)
     ]
-
-
-def engine_gaps(known: Sequence[Policy]) -> dict[str, dict[str, float]]:
-    """Return per engine the mean |log pi - log mu| in nats on tokens sampled by the same weights, and their number."""
-    sums: dict[str, list[float]] = {}
-    for policy in known:
-        for name, tokens in policy.metrics.items():
-            if name.startswith("gap/") and name.endswith("/tokens"):
-                engine = name.removeprefix("gap/").removesuffix("/tokens")
-                total = sums.setdefault(engine, [0.0, 0.0])
-                total[0] += policy.metrics[f"gap/{engine}"] * tokens
-                total[1] += tokens
-    return {
-        engine: {"mean": gap / tokens, "tokens": tokens}
-        for engine, (gap, tokens) in sums.items()
-        if tokens
-    }
 
 
 def _reason_rows(counts: Mapping[Reason, int]) -> list[dict[str, Any]]:

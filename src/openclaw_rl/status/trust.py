@@ -10,21 +10,23 @@ from rich.text import Text
 from sqlalchemy import Connection
 
 from openclaw_rl.store.trust.evidence import read_set_aside
-from openclaw_rl.store.trust.judge_trust import kappa_by_judge, read_trust
+from openclaw_rl.store.trust.judge_trust import kappas_of, read_trust
 
 # People whom the table names; JSON has all.
 _SHOWN_PEOPLE = 50
 
 
-def trust_data(conn: Connection) -> dict[str, Any]:
-    """Return `judges` and `set_aside` of the status as plain JSON.
+def trust_data(
+    conn: Connection, scores_by_judge: Mapping[str, Sequence[tuple[int, int]]]
+) -> dict[str, Any]:
+    """Return `judges` and `set_aside` of the status as plain JSON. `scores_by_judge`: see `kappas_of`.
 
     A judge has the common kappa, whether it is trained on, and the number of people without it. A person has key, user,
     why as a code and in words, and how many of how many turns do not count for others.
     """
     trust = read_trust(conn)
     judges = []
-    for judge, kappa in kappa_by_judge(conn).items():
+    for judge, kappa in kappas_of(scores_by_judge).items():
         row = {
             "judge": judge,
             "trained_on": judge not in trust.common,

@@ -78,5 +78,6 @@ MIGRATIONS: Sequence[Migration] = (
     partial(_run_file, "32_newest_words"),
     partial(_run_file, "33_not_understood"),
     partial(_run_file, "34_owners"),
+    partial(_run_file, "35_reports"),
 )
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""

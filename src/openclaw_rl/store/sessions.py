@@ -10,7 +10,7 @@ from functools import cache
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, func, select, text
+from sqlalchemy import Connection, Row, Select, bindparam, func, select
 
 from openclaw_rl.errors import DamagedRow
 from openclaw_rl.store import exchanges, turns
@@ -27,12 +27,6 @@ from openclaw_rl.types import (
     Verdict,
 )
 
-# A recursive query does one index seek for each scope; SELECT DISTINCT would scan all turns.
-_scopes_query = text(
-    "WITH RECURSIVE s(x) AS (SELECT min(scope) FROM turns UNION ALL "
-    "SELECT (SELECT min(scope) FROM turns WHERE scope > s.x) FROM s WHERE s.x IS NOT NULL) "
-    "SELECT x FROM s WHERE x IS NOT NULL"
-)
 log = logging.getLogger("openclaw_rl.store")
 _PAGE_TURNS = 200
 """Turns read at once."""
@@ -110,30 +104,46 @@ def sessions_of_turns(conn: Connection, turns_: Collection[str]) -> list[StoredS
 def first_scope(conn: Connection, name: str) -> str:
     """Return the scope in which a session of this name began first. Raises `ValueError` for an unknown name."""
     c = t.turns.c
-    scopes = conn.execute(_scopes_query).scalars().all()
-    began = select(c.scope, func.min(c.seq).label("began")).where(
-        c.scope.in_(scopes), c.session == name
-    )
+    began = select(c.scope, func.min(c.seq).label("began")).where(c.session == name)
     return str(min(conn.execute(began.group_by(c.scope)), key=lambda row: int(row.began)).scope)
 
 
 def newest_sessions(conn: Connection, limit: int) -> list[tuple[str, Counter[str]]]:
     """Return (name, number of turns in each state) of the sessions with main turns, newest first."""
     c = t.turns.c
-    query = select(c.session, func.group_concat(c.state).label("states")).where(
-        c.kind == Kind.MAIN.value
-    )
-    rows = conn.execute(query.group_by(c.session).order_by(func.max(c.seq).desc()).limit(limit))
-    return [(row.session, Counter(row.states.split(","))) for row in rows]
+    names = _newest_names(conn, limit)
+    states: dict[str, Counter[str]] = {name: Counter() for name in names}
+    query = select(c.session, c.state).where(c.session.in_(names), c.kind == Kind.MAIN.value)
+    for row in conn.execute(query.order_by(c.seq)):
+        states[row.session][row.state] += 1
+    return list(states.items())
+
+
+def _newest_names(conn: Connection, limit: int) -> list[str]:
+    """Return the names of the sessions with the newest main turns, newest first."""
+    c = t.turns.c
+    names: dict[str, None] = {}
+    query = select(c.seq, c.session).where(t.equals_literal(c.kind, Kind.MAIN))
+    query = query.order_by(c.seq.desc()).limit(_PAGE_TURNS)
+    page = conn.execute(query).all()
+    while page and len(names) < limit:
+        names.update(dict.fromkeys(row.session for row in page))
+        page = conn.execute(query.where(c.seq < page[-1].seq)).all()
+    return list(names)[:limit]
 
 
 def session_turns(conn: Connection, name: str) -> list[str]:
     """Return the ids of all turns in sessions of this name, oldest first."""
     c = t.turns.c
-    # With their scopes, the turns are found by the index of sessions.
-    scopes = conn.execute(_scopes_query).scalars().all()
-    query = select(c.id).where(c.scope.in_(scopes), c.session == name)
+    query = select(c.id).where(c.session == name)
     return list(conn.execute(query.order_by(c.seq)).scalars())
+
+
+def oldest_turns(conn: Connection, names: Collection[str]) -> dict[str, str]:
+    """Return the id of the first turn of any kind in the sessions with these names, by name."""
+    c = t.turns.c
+    query = select(c.session, c.id, func.min(c.seq)).where(c.session.in_(list(names)))
+    return {row.session: row.id for row in conn.execute(query.group_by(c.session))}
 
 
 def turns_of_session(conn: Connection, session: StoredSession) -> list[str]:
@@ -151,9 +161,8 @@ def newest_turn_number(conn: Connection) -> int:
 def first_turns(conn: Connection, names: Collection[str]) -> dict[str, str]:
     """Return the first turn of the sessions with these names, by name: the first main one if there is any."""
     c = t.turns.c
-    scopes = conn.execute(_scopes_query).scalars().all()
     is_main = (c.kind == Kind.MAIN.value).desc()
-    query = select(c.session, c.id).where(c.scope.in_(scopes), c.session.in_(list(names)))
+    query = select(c.session, c.id).where(c.session.in_(list(names)))
     first: dict[str, str] = {}
     for row in conn.execute(query.order_by(is_main, c.seq)):
         first.setdefault(row.session, row.id)

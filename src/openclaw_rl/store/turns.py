@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Text,
+    TextClause,
     bindparam,
     case,
     delete,
@@ -27,6 +29,7 @@ from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store import exchanges, turn_states
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import BEHAVIOUR_JUDGE, observations_of
+from openclaw_rl.store.page_tables import IS_DROPPED, IS_UNFIT, IS_UNLINKED, OF_PEOPLE
 from openclaw_rl.store.rows import (
     from_row,
     reaction_from_row,
@@ -93,7 +96,6 @@ _BY_JUDGES = (
     t.verdicts.c.judge.not_like(f"{BEHAVIOUR_JUDGE}%"),
     t.verdicts.c.judge != PRACTICE_JUDGE,
 )
-_OF_PEOPLE = t.turns.c.kind != Kind.PRACTICE.value
 _verdict = (
     select(t.verdicts)
     .where(t.verdicts.c.turn == bindparam("turn"))
@@ -275,7 +277,7 @@ def _current_signal(conn: Connection, turn: str, truncated: bool) -> int:
 
 
 def count_rows(
-    conn: Connection, column: ColumnElement[Any], *where: ColumnElement[bool]
+    conn: Connection, column: ColumnElement[Any], *where: ColumnElement[bool] | TextClause
 ) -> dict[Any, int]:
     """Return the number of rows for each value of the column, most frequent first."""
     number = func.count().label("number")
@@ -288,28 +290,25 @@ def count_rows(
 def count_by_state(conn: Connection) -> dict[TurnState, int]:
     """Return the number of turns in each state, without those of practice."""
     return {
-        TurnState(state): n for state, n in count_rows(conn, t.turns.c.state, _OF_PEOPLE).items()
+        TurnState(state): n for state, n in count_rows(conn, t.turns.c.state, OF_PEOPLE).items()
     }
 
 
 def count_dropped(conn: Connection) -> dict[Reason, int]:
     """Return the number of dropped turns for each reason, most frequent first; without practice."""
-    return _count_reasons(
-        conn, t.turns.c.cause, t.turns.c.reason, t.turns.c.state == TurnState.DROPPED.value
-    )
+    return _count_reasons(conn, t.turns.c.cause, t.turns.c.reason, IS_DROPPED)
 
 
 def count_untrainable(conn: Connection) -> dict[Reason, int]:
     """Return the number of untrainable turns for each reason, most frequent first; without practice."""
-    detail = t.turns.c.untrainable
-    return _count_reasons(conn, t.turns.c.untrainable_code, detail, detail.is_not(None))
+    return _count_reasons(conn, t.turns.c.untrainable_code, t.turns.c.untrainable, IS_UNFIT)
 
 
 def _count_reasons(
-    conn: Connection, code: Column[str], detail: Column[str], condition: ColumnElement[bool]
+    conn: Connection, code: Column[str], detail: Column[str], condition: TextClause
 ) -> dict[Reason, int]:
     number = func.count().label("number")
-    query = select(code, detail, number).where(condition, _OF_PEOPLE).group_by(code, detail)
+    query = select(code, detail, number).where(condition, OF_PEOPLE).group_by(code, detail)
     rows = conn.execute(query.order_by(number.desc()))
     return {_to_reason(row[0], row[1]): int(row.number) for row in rows}
 
@@ -320,17 +319,24 @@ def _to_reason(code: str | None, detail: str | None) -> Reason:
 
 def count_unlinked(conn: Connection) -> dict[Reason, int]:
     """Return for each reason the number of turns whose history has replies of which no turn is known."""
-    detail = t.turns.c.unlinked
-    return _count_reasons(conn, t.turns.c.unlinked_code, detail, detail.is_not(None))
+    return _count_reasons(conn, t.turns.c.unlinked_code, t.turns.c.unlinked, IS_UNLINKED)
 
 
-def trainable_by_agent(conn: Connection) -> dict[str, dict[Reason | None, int]]:
-    """Return agent -> reason -> number of its main turns that were served here; reason None: they can train."""
+def trainable_by_agent(conn: Connection, limit: int) -> dict[str, dict[Reason | None, int]]:
+    """Return agent -> reason -> number of its main turns that were served here; reason None: they can train.
+
+    Of the newest `limit` turns.
+    """
     columns = t.exchanges.c.agent, t.turns.c.untrainable_code, t.turns.c.untrainable
+    newest = select(func.coalesce(func.max(t.turns.c.seq), 0)).scalar_subquery()
     query = (
         select(*columns, func.count())
         .join(t.turns, t.turns.c.seq == t.exchanges.c.seq)
-        .where(t.equals_literal(t.turns.c.kind, Kind.MAIN), t.exchanges.c.origin.is_(None))
+        .where(
+            t.turns.c.seq > newest - limit,
+            t.equals_literal(t.turns.c.kind, Kind.MAIN),
+            t.exchanges.c.origin.is_(None),
+        )
         .group_by(*columns)
     )
     out: dict[str, dict[Reason | None, int]] = {}
@@ -342,11 +348,19 @@ def trainable_by_agent(conn: Connection) -> dict[str, dict[Reason | None, int]]:
 
 def count_by_score(conn: Connection) -> dict[int | None, int]:
     """Return the number of verdicts with each score, without practice and comparisons of signals; None: no opinion."""
-    scored = select(t.verdicts.c.turn).where(t.verdicts.c.explicit == 1)
-    is_comparison = t.verdicts.c.judge.like(f"{BEHAVIOUR_JUDGE}%") & t.verdicts.c.turn.in_(scored)
-    return count_rows(
-        conn, t.verdicts.c.score, ~is_comparison, t.verdicts.c.judge != PRACTICE_JUDGE
-    )
+    v = t.verdicts.c
+    counts: Counter[int | None] = Counter()
+    of_judges = select(v.judge, v.score, func.count().label("number")).group_by(v.judge, v.score)
+    for row in conn.execute(of_judges):
+        if row.judge != PRACTICE_JUDGE:
+            counts[row.score] += row.number
+    # The names of signals are next to one another in the index of judges.
+    is_signal = v.judge >= BEHAVIOUR_JUDGE, v.judge < BEHAVIOUR_JUDGE + "\uffff"
+    explicit = t.verdicts.alias("explicit")
+    is_scored = select(explicit.c.turn).where(explicit.c.turn == v.turn, explicit.c.explicit == 1)
+    counts.subtract(count_rows(conn, v.score, *is_signal, is_scored.exists()))
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0] is not None, item[0] or 0))
+    return {score: number for score, number in ordered if number}
 
 
 def count_unjudged(conn: Connection) -> tuple[int, float | None]:

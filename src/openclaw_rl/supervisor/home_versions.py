@@ -22,7 +22,7 @@ def check_version_exists(config: Config, version: int) -> None:
         with Store.open(config.store_path, create=False) as store, store.read() as conn:
             if policies.get(conn, version) is not None:
                 return
-            newest = max((policy.version for policy in policies.list_all(conn)), default=0)
+            newest = policies.next_version(conn) - 1
     raise ConfigError(
         f"version {version} does not exist; the newest is {newest}. `openclaw-rl policies list` shows them"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -31,18 +31,23 @@ from openclaw_rl.store.lineage import (
 )
 from openclaw_rl.store.lineage.policy_names import (
     DEFAULT_NAME,
+    SHARED_NAME,
     is_owned,
     name_of_turn,
     read_heads,
     stored_owner,
 )
 from openclaw_rl.store.lineage.trained_turns import (
+    lineage_until,
+    nearest_ancestors,
+    policies_with_turns,
     turns_by_hint,
     turns_used_before,
     used_by_lineage,
     uses_in_lineage,
     uses_of_versions,
 )
+from openclaw_rl.store.lineage.version_stats import VersionFiles
 from openclaw_rl.train.policy_folders import folder_bytes, has_metadata, is_copied_folder
 from openclaw_rl.types import Policy, RepeatedBatch
 
@@ -52,6 +57,8 @@ SHOWN_CHARS = 200
 # Letters or digits in words that select hints.
 MIN_WORD_CHARS = 3
 _LESSON_DIGITS = 8
+# Versions that are read together in search of the safe one.
+_ANCESTORS_AT_ONCE = 16
 # Factor by which the machine may be slower or faster than when the times were recorded.
 _SPREAD = 1.5
 # Until the trainer sees the undo, at most.
@@ -223,7 +230,9 @@ def turns_by_policy(conn: Connection, selected: Collection[str]) -> dict[str, li
     out = {*selected, *practice_turns.turns_practised_from(conn, selected)}
     turn_sets: dict[str, set[str]] = {}
     used_by_head: dict[int, set[str]] = {}
-    for name, head in read_heads(conn).items():
+    heads = read_heads(conn)
+    for name in _policies_to_ask(conn, heads, out):
+        head = heads[name]
         if head not in used_by_head:
             used_by_head[head] = used_by_lineage(conn, head, out)
         of_policy = set(used_by_head[head])
@@ -240,6 +249,22 @@ def turns_by_policy(conn: Connection, selected: Collection[str]) -> dict[str, li
     return by_policy
 
 
+def _policies_to_ask(
+    conn: Connection, heads: Mapping[str, int], turn_ids: Collection[str]
+) -> list[str]:
+    """Return the policies that may have a version with one of the turns in their lineage, or in an undo in progress.
+
+    The lineage of a policy has its own versions, and before them those of the default one that the shared parent and
+    its ancestors are.
+    """
+    own = policies_with_turns(conn, turn_ids)
+    shared = heads.get(SHARED_NAME, heads[DEFAULT_NAME])
+    if own.get(DEFAULT_NAME, shared + 1) <= shared:
+        return list(heads)
+    undone = retraining.names_with_batches(conn)
+    return [name for name in heads if name in own or name in undone]
+
+
 def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAME) -> UndoPlan:
     """Plan to take these turns out of a policy, with the turns of practice that were made from them.
 
@@ -252,14 +277,9 @@ def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAM
     )
     head = policies.head(conn, name)
     out = frozenset(selected)
-    lineage = policies.lineage(conn, head.version)
     used_by = sorted({version for version, _ in uses_in_lineage(conn, head.version, out)})
-    safe, is_exact = (
-        _find_safe_version(conn, lineage[lineage.index(used_by[0]) + 1 :])
-        if used_by
-        else (head, True)
-    )
-    undone = tuple(lineage[: lineage.index(safe.version)])
+    safe, is_exact = _find_safe_version(conn, used_by[0]) if used_by else (head, True)
+    undone = tuple(lineage_until(conn, head.version, safe.version)[:-1])
     left = retraining.outstanding_batches(conn, name)
     batches = (
         tuple(_batches_without(conn, undone, safe.version, left, out))
@@ -285,12 +305,13 @@ def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAM
     )
 
 
-def _find_safe_version(conn: Connection, ancestors: Sequence[int]) -> tuple[Policy, bool]:
-    """Return the newest version from which training can continue to the bit, and whether it can.
+def _find_safe_version(conn: Connection, used_by: int) -> tuple[Policy, bool]:
+    """Return the newest ancestor from which training can continue to the bit, and whether it can.
 
-    What a home was started from cannot be trained again, so the search ends there. `ancestors`: newest first.
+    What a home was started from cannot be trained again, so the search ends there. `used_by`: the oldest version that
+    used the turns.
     """
-    for files in version_stats.files_of_versions(conn, ancestors, OPTIMIZER_FILE):
+    for files in _files_of_ancestors(conn, used_by):
         if files.path is not None and not files.has_file and not is_copied_folder(files.path):
             continue
         version = files.version
@@ -310,6 +331,16 @@ def _find_safe_version(conn: Connection, ancestors: Sequence[int]) -> tuple[Poli
             f"version {version}, which this home was started from, cannot be used: {reason}"
         )
     raise AssertionError("version 0 has no files that could be missing")
+
+
+def _files_of_ancestors(conn: Connection, version: int) -> Iterator[VersionFiles]:
+    """Yield the folders of the ancestors of a version, newest first, a few at a time."""
+    while True:
+        _, *older = nearest_ancestors(conn, version, 1 + _ANCESTORS_AT_ONCE)
+        if not older:
+            return
+        yield from version_stats.files_of_versions(conn, older, OPTIMIZER_FILE)
+        version = older[-1]
 
 
 def _batches_without(

@@ -47,6 +47,8 @@ from openclaw_rl.types import (
 PRACTICE_SCOPE = "practice"
 """Scope of practice exchanges: no API key has it, so that no conversation is linked with them."""
 HOUR_SECONDS = 3600.0
+# Seconds that one reply takes at most.
+_LONGEST_REPLY = 6 * HOUR_SECONDS
 _DROPPED_KEY = "practice_dropped"
 """Row of `meta` with the rounds of the last hour whose replies were left out: when, and how many seconds they took."""
 _IS_PRACTICE = t.equals_literal(t.turns.c.kind, Kind.PRACTICE)
@@ -174,7 +176,10 @@ def _deleted_lessons(conn: Connection, evidence: Collection[str]) -> list[str]:
     """Return the lessons that were practised, are deleted, and were put into force by these turns alone."""
     link = t.practice_lessons.c
     event = t.events.c
-    deleted = select(link.lesson).where(link.lesson.not_in(select(t.lessons.c.id)))
+    unknown = select(link.lesson).where(link.lesson.not_in(select(t.lessons.c.id)))
+    deleted = conn.execute(unknown.distinct()).scalars().all()
+    if not deleted:
+        return []
     query = select(event.ref, event.data).where(
         event.kind == lessons.MADE_EVENT, event.ref.in_(deleted)
     )
@@ -258,17 +263,23 @@ def seconds_of_last_hour(conn: Connection, now: float) -> float:
     x = t.exchanges.c
     c = t.turns.c
     query = (
-        select(x.admitted_at, x.finished_at, func.min(t.uses.c.policy).label("version"))
+        select(x.id, x.admitted_at, x.finished_at)
         .join(t.turns, c.seq == x.seq)
-        .outerjoin(t.uses, t.uses.c.turn == c.id)
-        .where(_IS_PRACTICE, x.finished_at > now - HOUR_SECONDS, x.finished_at <= now)
-        .group_by(c.id)
+        .where(
+            # Of admissions, unlike ends, there is an index.
+            x.admitted_at > now - HOUR_SECONDS - _LONGEST_REPLY,
+            _IS_PRACTICE,
+            x.finished_at > now - HOUR_SECONDS,
+            x.finished_at <= now,
+        )
     )
     rows = conn.execute(query).all()
     spans = {(row.admitted_at, row.finished_at) for row in rows}
     replies = sum(end - begin for begin, end in spans)
     dropped = sum(seconds for _, seconds in _dropped_rounds(conn, now))
-    versions = {row.version for row in rows if row.version is not None}
+    u = t.uses.c
+    first = select(func.min(u.policy)).where(u.turn.in_([row.id for row in rows]))
+    versions = set(conn.execute(first.group_by(u.turn)).scalars())
     steps = policies.get_many(conn, versions)
     trained = sum(step.metrics.get("seconds/batch", 0.0) for step in steps)
     return float(replies + dropped + trained)

@@ -106,7 +106,15 @@ def last_head_move(conn: Connection, name: str = DEFAULT_NAME) -> HeadMove | Non
 
 def last_automatic_rollback(conn: Connection) -> HeadMove | None:
     """Return the newest automatic rollback that is the last move of its policy, or None."""
-    moves = [last_head_move(conn, name) for name in read_heads(conn)]
+    key = t.meta.c.key
+    # The keys of the other policies begin with that of the default one.
+    is_move = key >= _MOVE_KEY, key < f"{_MOVE_KEY};"
+    names = read_heads(conn)
+    moves_by_key = {
+        row.key: HeadMove(**from_json(row.value))
+        for row in conn.execute(select(key, t.meta.c.value).where(*is_move))
+    }
+    moves = (moves_by_key.get(_move_key(name)) for name in names)
     return max(
         (move for move in moves if move is not None and move.automatic),
         key=lambda move: move.at,

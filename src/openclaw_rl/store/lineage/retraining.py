@@ -45,6 +45,11 @@ def count_batches(conn: Connection, name: str | None = None) -> int:
     )
 
 
+def names_with_batches(conn: Connection) -> set[str]:
+    """Return the policies of which an undo is in progress."""
+    return set(conn.execute(select(t.retraining.c.name).distinct()).scalars())
+
+
 def replace_batches(conn: Connection, name: str, batches: Iterable[RepeatedBatch]) -> None:
     """Write these batches in place of all that are left of the policy `name`; their places are new."""
     conn.execute(delete(t.retraining).where(t.retraining.c.name == name))

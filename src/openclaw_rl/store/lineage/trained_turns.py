@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Select, func, select
 
 from openclaw_rl.errors import DamagedRow
 from openclaw_rl.store import schema as t
@@ -27,6 +27,26 @@ class TrainedTurn(NamedTuple):
     session: str
     agent: str
     source: str | None = None
+
+
+def nearest_ancestors(conn: Connection, version: int, count: int) -> list[int]:
+    """Return [`version`, its parent, ...], at most `count` versions, without reading those before."""
+    line = ancestors(version)
+    # Without an order: a recursive query gives a version before its parent, and ends at the limit.
+    return list(conn.execute(select(line.c.version).limit(count)).scalars())
+
+
+def lineage_until(conn: Connection, version: int, oldest: int) -> list[int]:
+    """Return [`version`, its parent, ...] down to version number `oldest`, without reading those before."""
+    p = t.policies
+    line = (
+        select(p.c.version, p.c.parent)
+        .where(p.c.version == version, p.c.version >= oldest)
+        .cte("line", recursive=True)
+    )
+    step = select(p.c.version, p.c.parent).join(line, p.c.version == line.c.parent)
+    line = line.union_all(step.where(p.c.version >= oldest))
+    return list(conn.execute(select(line.c.version).order_by(line.c.version.desc())).scalars())
 
 
 def uses_of_lineage(conn: Connection, version: int) -> list[tuple[int, str]]:
@@ -51,11 +71,13 @@ def uses_in_lineage(
     if len(turn_ids) > _MAX_SOUGHT:
         sought = frozenset(turn_ids)
         return [use for use in uses_of_lineage(conn, version) if use[1] in sought]
-    line = ancestors(version)
     uses = t.uses.c
-    query = select(uses.policy, uses.turn).join(line, line.c.version == uses.policy)
-    rows = conn.execute(query.where(uses.turn.in_(list(turn_ids)))).all()
-    return [(policy, turn) for policy, turn in rows]
+    query = select(uses.policy, uses.turn).where(uses.turn.in_(list(turn_ids)))
+    rows = conn.execute(query.order_by(uses.policy)).all()
+    if not rows:
+        return []
+    lineage = frozenset(lineage_until(conn, version, rows[0].policy))
+    return [(policy, turn) for policy, turn in rows if policy in lineage]
 
 
 def uses_of_versions(conn: Connection, versions: Collection[int]) -> list[tuple[int, str]]:
@@ -68,31 +90,43 @@ def uses_of_versions(conn: Connection, versions: Collection[int]) -> list[tuple[
 
 def turns_used_before(conn: Connection, versions: Collection[int], ancestor: int) -> set[str]:
     """Return the turns of these versions that `ancestor` or one of its ancestors had used already."""
-    line = ancestors(ancestor)
-    uses = t.uses.c
-    of_versions = select(uses.turn).where(uses.policy.in_(list(versions)))
-    query = select(uses.turn).join(line, line.c.version == uses.policy)
-    return set(conn.execute(query.where(uses.turn.in_(of_versions))).scalars())
+    return used_by_lineage(conn, ancestor, {turn for _, turn in uses_of_versions(conn, versions)})
 
 
 def turns_of_lineage(conn: Connection, version: int) -> list[TrainedTurn]:
     """Return the turns that `version` and its ancestors used: the oldest version first, each in its batch's order."""
     line = ancestors(version)
+    query = _trained_turns().join(line, line.c.version == t.uses.c.policy)
+    return [TrainedTurn(*row) for row in conn.execute(query)]
+
+
+def turns_of_versions(conn: Connection, versions: Collection[int]) -> list[TrainedTurn]:
+    """Return the turns that these versions used, in the order of `turns_of_lineage`."""
+    query = _trained_turns().where(t.uses.c.policy.in_(list(versions)))
+    return [TrainedTurn(*row) for row in conn.execute(query)]
+
+
+def _trained_turns() -> Select[Any]:
     uses = t.uses.c
     exchanges = t.exchanges.c
-    query = (
+    return (
         select(
             uses.policy, uses.turn, t.turns.c.session, exchanges.agent, t.practice_turns.c.source
         )
-        .join(line, line.c.version == uses.policy)
         .join(t.turns, t.turns.c.id == uses.turn)
         .join(t.exchanges, exchanges.seq == t.turns.c.seq)
         .outerjoin(t.practice_turns, t.practice_turns.c.turn == uses.turn)
+        .order_by(uses.policy, uses.place, uses.turn)
     )
-    return [
-        TrainedTurn(*row)
-        for row in conn.execute(query.order_by(uses.policy, uses.place, uses.turn))
-    ]
+
+
+def policies_with_turns(conn: Connection, turn_ids: Collection[str]) -> dict[str, int]:
+    """Return the policies that have a version, of any state, that used one of these turns: name -> the oldest one."""
+    p = t.policies.c
+    query = select(p.name, func.min(p.version).label("oldest"))
+    query = query.join(t.uses, t.uses.c.policy == p.version)
+    rows = conn.execute(query.where(t.uses.c.turn.in_(list(turn_ids))).group_by(p.name))
+    return {row.name: row.oldest for row in rows}
 
 
 def live_versions_of(conn: Connection, turn_ids: Collection[str]) -> list[int]:
@@ -106,15 +140,17 @@ def live_versions_of(conn: Connection, turn_ids: Collection[str]) -> list[int]:
     return list(conn.execute(query.order_by(t.uses.c.policy)).scalars())
 
 
-def turns_by_hint(conn: Connection) -> dict[str, list[str]]:
+def turns_by_hint(conn: Connection, ids: Collection[str] | None = None) -> dict[str, list[str]]:
     """Return the main turns whose current verdict has the hint, oldest first, by hint.
 
-    The most frequent hint comes first. Damaged verdicts are left out.
+    The most frequent hint comes first. Damaged verdicts are left out. `ids`: only of these turns; None: of all.
     """
     v = t.verdicts
     c = t.turns.c
     is_main = t.equals_literal(c.kind, Kind.MAIN)
     query = select(v).join(t.turns, c.id == v.c.turn).where(c.signal >= turns.HINT_SIGNAL, is_main)
+    if ids is not None:
+        query = query.where(c.id.in_(list(ids)))
     turns_of_hint: dict[str, list[str]] = {}
     seen: set[str] = set()
     for row in conn.execute(query.order_by(c.seq, *turns.VERDICT_PRECEDENCE)):

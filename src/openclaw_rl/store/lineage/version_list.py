@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, select, text
 
 from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store import schema as t
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
-from openclaw_rl.types import Kind, PolicyState
+from openclaw_rl.store.page_tables import IS_PRESENT
+from openclaw_rl.types import Kind, Policy, PolicyState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,59 @@ def _read_listed(row: Any) -> ListedVersion:
         reason_code=code,
         created_at=row.created_at,
     )
+
+
+def newest_policies(conn: Connection, limit: int, *, name: str | None = None) -> list[Policy]:
+    """Return the newest versions with all that is stored of them, oldest first. `name`: only of this policy."""
+    p = t.policies.c
+    query = select(p.version).order_by(p.version.desc()).limit(limit)
+    if name is not None:
+        query = query.where(p.name == name)
+    return policies.get_many(conn, conn.execute(query).scalars().all())
+
+
+def policies_from(conn: Connection, first: int) -> list[Policy]:
+    """Return the versions from this number on, oldest first."""
+    p = t.policies.c
+    return policies.get_many(
+        conn, conn.execute(select(p.version).where(p.version >= first)).scalars().all()
+    )
+
+
+def present_policies(conn: Connection) -> list[Policy]:
+    """Return the versions whose files were not removed, oldest first; also those that never had any."""
+    query = select(t.policies.c.version).where(IS_PRESENT)
+    return policies.get_many(conn, conn.execute(query).scalars().all())
+
+
+def count_with_files(conn: Connection) -> int:
+    """Return the number of versions that have a folder whose files were not removed."""
+    query = select(func.count()).select_from(t.policies)
+    # Else SQLite prefers to look up each version.
+    is_present = text(f"({IS_PRESENT.text})")
+    return int(conn.execute(query.where(is_present, t.policies.c.path.is_not(None))).scalar_one())
+
+
+def creation_times(conn: Connection, versions: Collection[int]) -> dict[int, float]:
+    """Return when each of the versions was made, in seconds since the epoch."""
+    p = t.policies.c
+    rows = conn.execute(select(p.version, p.created_at).where(p.version.in_(list(versions))))
+    return {row.version: row.created_at for row in rows}
+
+
+def children_of(conn: Connection, version: int) -> list[int]:
+    """Return the versions whose parent is this one, newest first."""
+    p = t.policies.c
+    query = select(p.version).where(p.parent == version).order_by(p.version.desc())
+    return list(conn.execute(query).scalars())
+
+
+def states_in_order(conn: Connection) -> dict[PolicyState, int]:
+    """Return the number of versions in each state that has any, in the order in which the states were first taken."""
+    p = t.policies.c
+    query = select(p.state, func.count().label("number")).group_by(p.state)
+    rows = conn.execute(query.order_by(func.min(p.version)))
+    return {PolicyState(row.state): row.number for row in rows}
 
 
 def count_by_name(conn: Connection) -> dict[str, int]:

@@ -5,7 +5,7 @@ Of a version: satisfaction and number of turns. Of a judge: agreement with what 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -204,10 +204,15 @@ def judge_user_pairs(conn: Connection) -> dict[str, list[tuple[int, int]]]:
 
 
 def judge_user_agreement(conn: Connection) -> tuple[int, int]:
-    """Return (pairs of `judge_user_pairs` with equal scores, all pairs), without those of signals."""
+    """Return `count_agreement` of `judge_user_pairs`."""
+    return count_agreement(judge_user_pairs(conn))
+
+
+def count_agreement(scores_by_judge: Mapping[str, Sequence[tuple[int, int]]]) -> tuple[int, int]:
+    """Return (pairs with equal scores, all pairs), without those of signals."""
     pairs = [
         pair
-        for judge, of_judge in judge_user_pairs(conn).items()
+        for judge, of_judge in scores_by_judge.items()
         if not is_signal(judge)
         for pair in of_judge
     ]

@@ -209,10 +209,20 @@ def is_trusted_condition(
 
 
 def kappa_by_judge(conn: Connection) -> dict[str, Kappa]:
-    """Return the common kappa of each judge and signal, without signals that gave all scored turns the same score."""
+    """Return `kappas_of` the newest scores."""
+    pairs_by_judge = read_pairs(conn)
+    return kappas_of(
+        {judge: as_scores(common_pairs(pairs)) for judge, pairs in pairs_by_judge.items()}
+    )
+
+
+def kappas_of(scores_by_judge: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, Kappa]:
+    """Return the common kappa of each judge and signal, without signals that gave all scored turns the same score.
+
+    `scores_by_judge`: by judge and person, of the turns that count in the common estimate.
+    """
     kappas = {}
-    for judge, pairs in read_pairs(conn).items():
-        scores = as_scores(common_pairs(pairs))
+    for judge, scores in scores_by_judge.items():
         kappa = training_kappa(scores)
         if kappa is not None and (not is_signal(judge) or len({score for score, _ in scores}) > 1):
             kappas[judge] = kappa
