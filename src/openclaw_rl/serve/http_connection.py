@@ -86,7 +86,7 @@ class GatewayConnection(web.RequestHandler):
         return self._make_request(message, *arguments)
 
     async def ask_for_body(self, request: web.BaseRequest) -> None:
-        """Tell a client that holds its body back to send it. Call it where the body is about to be read."""
+        """Ask a client that holds its body back to send it, where the body is about to be read."""
         if not self.holds_body:
             return
         self.holds_body = False

@@ -49,7 +49,8 @@ _ROUTE_LIST = (
     "/v1/models/{name}, /v1/responses/{id}, /v1/responses/{id}/input_items, /health, /healthz, /readyz and /metrics"
 )
 _UNSUPPORTED_ROUTES = {
-    "/v1/embeddings": "this gateway serves a model that generates text, and it gives no embeddings.",
+    "/v1/embeddings": "this gateway serves a model that generates text, and it gives no embeddings "
+    "unless serve.embeddings is set.",
     "/v1/moderations": "this gateway has no moderation model.",
     "/v1/images": "this gateway serves a model that generates text, and it makes no images.",
     "/v1/audio": "this gateway serves a model that reads and writes text, and it has no audio.",
