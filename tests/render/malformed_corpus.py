@@ -281,3 +281,35 @@ def xml_lookalikes(source: random.Random) -> Iterator[Lookalike]:
         ("HTML", "<function>x</function> <b>run</b>"),
     ):
         yield Lookalike(rule=rule, text=text)
+
+
+def malformed_derived(
+    text: str, closer: str, name: str, arguments: Arguments
+) -> Iterator[MalformedCall]:
+    """Yield the call of a format that was derived from a template for each rule. `text`: as the template writes it."""
+    whole = text.rstrip()
+    open_text = whole.removesuffix(closer.strip()).rstrip()
+    floats = whole
+    for key, value in arguments.items():
+        if type(value) is int:
+            head = f"{key}{_between(whole, key, value)}"
+            floats = floats.replace(f"{head}{value}", f"{head}{value}.0")
+    texts = {
+        "no closing tag": open_text,
+        "half of the last tag": whole[:-3],
+        "one character of the last tag missing": whole[:-1],
+        "white space behind": text + "\n\n ",
+        "words before": "I look.\n" + whole.lstrip(),
+        "closing tag twice": whole + closer.strip(),
+        "white space around the name": whole.replace(name, f" {name} ", 1),
+        "5.0 for whole numbers": floats,
+        "Python's literals": whole.replace("true", "True").replace("false", "False"),
+    }
+    for rule, one in texts.items():
+        yield MalformedCall(rule=rule, text=one, name=name, arguments=arguments)
+
+
+def _between(text: str, key: str, value: int) -> str:
+    """Return what stands between a key and its value."""
+    start = text.find(key) + len(key)
+    return text[start : text.find(str(value), start)]
