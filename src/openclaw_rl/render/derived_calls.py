@@ -335,10 +335,10 @@ class DerivedCallReader(JsonCallReader):
 
 
 def _prefix_pattern(text: str) -> str:
-    """Return a pattern for every beginning of a text, also the empty one."""
+    """Return a pattern for every beginning of a text, also the empty one, with white space anywhere."""
     pattern = ""
     for character in reversed(text):
-        pattern = f"(?:{re.escape(character)}{pattern})?"
+        pattern = rf"(?:\s*{re.escape(character)}{pattern})?"
     return pattern
 
 
