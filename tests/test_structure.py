@@ -76,7 +76,7 @@ MAY_IMPORT_HEAVY = (
         "tinker/",
         "compat/",
         "evals/",
-        "serve/dialects/openai_chat_options.py",
+        "serve/dialects/forced_format.py",
     ),
     "environments/foreign/",  # programs under other Pythons
     "other_trainers/slime/weight_update.py",  # runs in slime's trainer

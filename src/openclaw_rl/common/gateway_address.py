@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 FILE_NAME = "gateway.json"
 PAGE_FILE_NAME = "page.json"
+HOME_KEY_PREFIX = "sk-home-"
 GATE_REPLY_PATH = "/internal/gate/replies"
 """Path of the replies for the gate, which no client can ask for."""
 
@@ -46,7 +47,7 @@ def home_key(secret: bytes) -> str:
     `secret`: of the store, so that only its readers know the key.
     """
     digest = hashlib.blake2b(secret, digest_size=24, person=b"openclaw-home").hexdigest()
-    return f"sk-home-{digest}"
+    return f"{HOME_KEY_PREFIX}{digest}"
 
 
 def page_key(secret: bytes) -> str:

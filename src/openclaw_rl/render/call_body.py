@@ -72,12 +72,17 @@ def calls_of_array(body: str) -> tuple[ToolCall, ...]:
     return valid if len(valid) == len(calls) else ()
 
 
-def named_call(name: str, arguments: str, names: Collection[str]) -> ToolCall | None:
-    """Return the call of a function with JSON arguments; mended ones only for a declared function."""
+def named_call(
+    name: str, arguments: str, names: Collection[str], *, may_complete: bool = False
+) -> ToolCall | None:
+    """Return the call of a function with JSON arguments; mended ones only for a declared function.
+
+    `may_complete`: closing brackets that are missing at the end are added.
+    """
     call = make_call(name, arguments)
     if call is not None or name not in names:
         return call
-    mended = read_arguments(arguments)
+    mended = read_arguments(arguments, may_complete=may_complete)
     return None if mended is None else ToolCall(new_call_id(), name, mended)
 
 

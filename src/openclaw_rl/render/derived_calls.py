@@ -17,7 +17,7 @@ from openclaw_rl.render.call_body import (
 )
 from openclaw_rl.render.derived_format import CALL_IDS, KEYS, ArgumentForm, DerivedCallFormat
 from openclaw_rl.render.lenient_json import read_values
-from openclaw_rl.render.reply_parser import ToolCall
+from openclaw_rl.render.reply_parser import ToolCall, partial_match_length
 from openclaw_rl.render.tool_calls import CallMatch, JsonCallReader
 from openclaw_rl.render.value_types import ToolSchemas, convert_value
 
@@ -25,6 +25,8 @@ _NAME = r"""[^\s<>"'{}()\[\]=,]+"""
 _KEY = r"""[^\s<>"'{}()\[\]=,:]+"""
 _BETWEEN_CALLS = ", \t\r\n"
 _CDATA = ("<![CDATA[", "]]>")
+# Characters; longer text behind a value is no half of an end.
+_LONGEST_END = 256
 _FIRST_TAG = re.compile(r"\S*?[>\]]")
 
 
@@ -57,6 +59,7 @@ class DerivedCallReader(JsonCallReader):
         self._before = _pattern(format_.before)
         self._head = re.compile(rf"({_NAME})\s*{_pattern(format_.middle).pattern}")
         self._after = _pattern(format_.after)
+        self._half_end = _prefix_pattern("".join(format_.after.split()))
         self._after_tag = (format_.after.split() or [""])[0]
         self._tried_ends = 0
         # Of the text that begins with the opener: the calls that were read, and where the next one begins.
@@ -127,7 +130,9 @@ class DerivedCallReader(JsonCallReader):
             return at + len(self._closer)
         if not self._closer and not self._format.before:
             return at
-        if not rest and is_last:
+        if is_last and self._closer.startswith(rest):
+            return len(text)
+        if is_last and not rest:
             return at
         if self._closer.startswith(rest) and not is_last:
             raise _Incomplete
@@ -166,9 +171,18 @@ class DerivedCallReader(JsonCallReader):
             values, at = self._read_arguments(text, at, name)
             call = ToolCall(new_call_id(), name, to_json(values))
         at = _skip_space(text, at)
-        if is_last and not text[at:]:
-            return [call], at
+        if is_last and self._is_half_end(text[at:]):
+            # Without its end, a limit may have cut further arguments.
+            if form.arguments and form.after and not may_complete:
+                raise _Malformed
+            return [call], len(text)
         return [call], self._skip(text, at, self._after, form.after, is_last)
+
+    def _is_half_end(self, rest: str) -> bool:
+        """Whether the rest of a text is the beginning of a call's end, or nothing."""
+        end = "".join(self._format.after.split())
+        half = "".join(rest.split())
+        return not half or (len(half) < len(end) and end.startswith(half))
 
     def _skip(
         self, text: str, at: int, pattern: re.Pattern[str], literal: str, is_last: bool
@@ -220,7 +234,8 @@ class DerivedCallReader(JsonCallReader):
         end = text.find(self._closer, at) if self._closer else -1
         if end < 0 and not is_last:
             raise _Incomplete
-        end = end if end >= 0 else len(text)
+        if end < 0:
+            end = len(text) - partial_match_length(text, (self._closer,))
         return _all_of([_call_of_node(node) for node in _parse_python_list(text[at:end])]), end
 
     # ------------------------------------------------------------------------------------ tags
@@ -232,7 +247,7 @@ class DerivedCallReader(JsonCallReader):
             at = _skip_space(text, at)
             if values and self._format.separator and text.startswith(self._format.separator, at):
                 at = _skip_space(text, at + len(self._format.separator))
-            if at >= len(text):
+            if self._is_half_end(text[at:]):
                 break
             key, value, at = self._read_argument(text, at, name)
             values[key] = value
@@ -267,7 +282,7 @@ class DerivedCallReader(JsonCallReader):
         after = _pattern(form.after.replace(KEYS[0], key)).pattern
         before = re.escape((form.before.split() or [""])[0])
         separator = rf"\s*(?:{re.escape(self._format.separator)}\s*)?"
-        following = rf"{self._after.pattern}|\Z" + (rf"|{before}" if before else "")
+        following = rf"{self._after.pattern}|{self._half_end}\Z" + (rf"|{before}" if before else "")
         if not before:
             following += rf"|{_KEY}{_pattern(form.between).pattern[:1]}|{_KEY}\s*:"
         match = re.compile(rf"{after}(?={separator}(?:{following}))").search(text, start)
@@ -286,7 +301,9 @@ class DerivedCallReader(JsonCallReader):
                 at = closing + len(quote)
                 continue
             if not depth and (
-                text.startswith(self._format.separator, at) or self._after.match(text, at)
+                text.startswith(self._format.separator, at)
+                or self._after.match(text, at)
+                or self._is_half_end(text[at : at + _LONGEST_END])
             ):
                 return at, at
             depth += (text[at] in "{[") - (text[at] in "}]")
@@ -315,6 +332,14 @@ class DerivedCallReader(JsonCallReader):
         plain = value.replace(self._quote, '"') if self._quote else value
         every = frozenset({"object", "array", "number", "boolean", "null"})
         return convert_value(plain, every)
+
+
+def _prefix_pattern(text: str) -> str:
+    """Return a pattern for every beginning of a text, also the empty one, with white space anywhere."""
+    pattern = ""
+    for character in reversed(text):
+        pattern = rf"(?:\s*{re.escape(character)}{pattern})?"
+    return pattern
 
 
 def _all_of(calls: Sequence[ToolCall | None]) -> list[ToolCall]:

@@ -60,7 +60,7 @@ class HarmonyParser(ReplyParser):
         rest = self._buffer.strip()
         is_unfinished_header = not rest or rest.startswith(HARMONY_TOKENS)
         if self._header is not None:
-            self._end_message(self._buffer)
+            self._end_last_message(is_cut=is_cut)
         elif not is_unfinished_header:
             self._open_message(CHANNEL + "final")
             self._emit_text(_TOKEN_PATTERN.sub("", self._buffer))
@@ -126,10 +126,19 @@ class HarmonyParser(ReplyParser):
         self._buffer = rest
         return True
 
-    def _end_message(self, text: str) -> None:
+    def _end_last_message(self, *, is_cut: bool) -> None:
+        """End the message that the reply ended. A limit may have cut arguments that had not begun, or not ended."""
+        text = self._buffer
+        if self._function and not is_cut:
+            text = text[: len(text) - partial_match_length(text, _MESSAGE_ENDS)]
+        elif not text.strip():
+            self._function = ""
+        self._end_message(text, is_cut=is_cut)
+
+    def _end_message(self, text: str, *, is_cut: bool = False) -> None:
         call = None
         if self._function and self._names is not None:
-            call = named_call(self._function, text.strip(), self._names)
+            call = named_call(self._function, text.strip(), self._names, may_complete=not is_cut)
         self._function = ""
         if call is not None:
             self._append_calls((call,))

@@ -27,6 +27,7 @@ DS_END_CALLS = "<｜tool▁calls▁end｜>"
 DS_CALL = "<｜tool▁call▁begin｜>"
 DS_END_CALL = "<｜tool▁call▁end｜>"
 DS_SEP = "<｜tool▁sep｜>"
+_FENCE = "```"
 # Longer text is not a name.
 MAX_NAME_CHARS = 256
 
@@ -205,13 +206,18 @@ class MistralCallReader(JsonCallReader):
 
     openers = (TOOL_CALLS,)
     hidden_tokens = (TOOL_CALLS, ARGS, CALL_ID)
-    _HEAD_PATTERN = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*[\w-]*\s*)?(?:\[ARGS\]\s*)?")
+    _HEAD = r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*[\w-]*\s*)?"
+    _HEAD_PATTERN = re.compile(_HEAD + r"(?:\[ARGS\]\s*)?(?:```[ \t]*\w*\s*)?")
+    _QUOTED_PATTERN = re.compile(_HEAD + r'\[ARGS\]\s*(?=")')
 
     def read(self, text: str) -> CallMatch | None:
         body = text[len(TOOL_CALLS) :].lstrip()
         if not body:
             return None
         start = len(text) - len(body)
+        quoted = self._QUOTED_PATTERN.match(text, len(TOOL_CALLS))
+        if quoted is not None:
+            return self._read_quoted(quoted[1], text, quoted.end())
         if not body.startswith("["):
             start = text.find("{", start)
             if start < 0:
@@ -219,8 +225,27 @@ class MistralCallReader(JsonCallReader):
         end = self._find_json_end(text, start)
         if end is None:
             return None
-        calls = self._parse_calls(text[len(TOOL_CALLS) : start], text[start:end])
+        head = text[len(TOOL_CALLS) : start]
+        if _FENCE in head:
+            fence_end = text.find(_FENCE, end)
+            if fence_end < 0 and _FENCE.startswith(text[end:].strip()):
+                return None
+            end = end if fence_end < 0 else fence_end + len(_FENCE)
+        calls = self._parse_calls(head, text[start:end].removesuffix(_FENCE))
         return CallMatch(end, calls) if calls else CallMatch(len(TOOL_CALLS))
+
+    def _read_quoted(self, name: str, text: str, start: int) -> CallMatch | None:
+        """Return the call whose arguments are a JSON string at `start`."""
+        if _ends_in_string(text[start:]):
+            return None
+        try:
+            arguments, end = _decoder.raw_decode(text, start)
+        except json.JSONDecodeError:
+            return CallMatch(len(TOOL_CALLS))
+        call = named_call(name, arguments, self._names)
+        if call is None:
+            return CallMatch(len(TOOL_CALLS))
+        return CallMatch(end, (call._replace(id=call.id[-9:]),))
 
     def _parse_calls(self, head: str, body: str) -> tuple[ToolCall, ...]:
         calls = self._named_call(head, body) if body.startswith("{") else self._calls_of_array(body)
@@ -272,7 +297,9 @@ class DeepSeekCallReader(CallReader):
 
     def read_rest(self, text: str, *, is_cut: bool) -> CallMatch | None:
         """The end of the list, or of the last call, may be missing."""
-        calls = self._read_list(text[len(DS_CALLS) :].strip(), is_closed=is_cut)
+        body = text[len(DS_CALLS) :].strip()
+        body = body[: len(body) - partial_match_length(body, (DS_END_CALLS, DS_END_CALL))]
+        calls = self._read_list(body.rstrip(), is_closed=is_cut)
         return CallMatch(len(text), calls) if calls else None
 
     def _read_list(self, rest: str, *, is_closed: bool) -> tuple[ToolCall, ...]:
@@ -285,7 +312,7 @@ class DeepSeekCallReader(CallReader):
                 break
             fenced = self._FENCED_PATTERN.fullmatch(body)
             name, arguments = (fenced[1], fenced[2]) if fenced else (kind, body)
-            call = named_call(name.strip(), arguments, self._names)
+            call = named_call(name.strip(), arguments, self._names, may_complete=True)
             if call is None:
                 return ()
             calls.append(call)

@@ -56,10 +56,13 @@ class XmlCallReader(CallReader):
         return CallMatch(len(CALL) if start else len(_OPEN))
 
     def read_rest(self, text: str, *, is_cut: bool) -> CallMatch | None:
-        """The closing tags behind the last value may be cut, or missing."""
+        """The closing tags behind the last value may be cut, or missing; a limit may have cut further values."""
         body = text.removeprefix(CALL)
         body = body[: len(body) - partial_match_length(body, (END_CALL,))].rstrip()
-        body = body[: len(body) - partial_match_length(body, (_CLOSE,))]
+        closing = partial_match_length(body, (_CLOSE,))
+        if is_cut and closing < len("</") and not body.endswith(_CLOSE):
+            return None
+        body = body[: len(body) - closing]
         call = self._parse_call(body, is_closed=False)
         return (
             None if call is None or call.name not in self._names else CallMatch(len(text), (call,))

@@ -30,6 +30,7 @@ from openclaw_rl.protocols import Engine
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.auth import ApiKeys, load_keys
+from openclaw_rl.serve.embeddings.embedding_handler import EMBEDDINGS_PATH, EmbeddingHandler
 from openclaw_rl.serve.episodes.episode_handler import EpisodeHandler, add_episode_routes
 from openclaw_rl.serve.feedback.handler import FeedbackHandler, add_feedback_routes
 from openclaw_rl.serve.gate.reply_handler import GateReplyHandler
@@ -93,6 +94,8 @@ def make_app(
     app.router.add_post(
         GATE_REPLY_PATH, GateReplyHandler(gateway, gate_key(store.secret)).post_reply
     )
+    if config.serve.embeddings:
+        app.router.add_post(EMBEDDINGS_PATH, EmbeddingHandler(gateway, keys).post_embeddings)
     add_feedback_routes(app, FeedbackHandler(gateway, keys))
     add_episode_routes(app, EpisodeHandler(gateway, keys))
     app.router.add_get("/v1/models", routes.list_models)

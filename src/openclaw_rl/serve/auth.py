@@ -24,6 +24,12 @@ from aiohttp import web
 
 from openclaw_rl.common.gateway_address import home_key
 from openclaw_rl.errors import ConfigError, RequestError
+from openclaw_rl.serve.access.key_form import (
+    KEY_HEADERS,
+    KEY_PREFIX,
+    bearer_key,
+    describe_keys,
+)
 from openclaw_rl.serve.episodes.ticket import TICKET_PREFIX, Ticket, read_ticket
 from openclaw_rl.serve.http_connection import GatewayConnection
 from openclaw_rl.settings.load import Config
@@ -32,7 +38,11 @@ _Match = TypeVar("_Match")
 
 log = logging.getLogger(__name__)
 
-_KEY_PREFIX = "sk-openclaw-"
+_KEY_NEEDED = "this gateway needs its API key."
+_KEY_ADVICE = (
+    "Send `Authorization: Bearer <key>` (or `x-api-key: <key>`, or `api-key: <key>`). On the gateway's machine, "
+    "`openclaw-rl key` prints the key; it is in serve.api_key of the settings, else in the file <home>/api_key."
+)
 _UNDELAYED_ATTEMPTS = 5  # wrong keys of an address that are answered at once
 # Seconds; the delay doubles with each wrong key.
 _FIRST_DELAY = 0.25
@@ -133,10 +143,8 @@ class ApiKeys:
             return Caller(scope=self.first_scope, owner=self.first_scope, is_home=True)
         ticket = first_match(self._match_ticket, keys)
         if ticket is None:
-            what = "this API key is unknown" if keys else "no API key was sent"
             raise RequestError(
-                f"{what}. Send `Authorization: Bearer <key>` (or `x-api-key: <key>`, or `api-key: <key>`); the key is "
-                "in the gateway's file <home>/api_key.",
+                f"{_KEY_NEEDED} Got {describe_keys(headers)}. {_KEY_ADVICE}",
                 code="invalid_api_key",
                 status=401,
             )
@@ -163,11 +171,8 @@ class ApiKeys:
 
 def _sent_keys(headers: Mapping[str, str]) -> list[str]:
     """Return the keys of all headers: clients send several, and often only one of them is for this gateway."""
-    sent = headers.get("Authorization", "")
-    bearer = sent[7:].strip() if sent[:7].lower() == "bearer " else ""
-    return [
-        key for key in (bearer, headers.get("x-api-key", ""), headers.get("api-key", "")) if key
-    ]
+    bearer = bearer_key(headers.get("Authorization", ""))
+    return [key for key in (bearer, *(headers.get(name, "") for name in KEY_HEADERS)) if key]
 
 
 class WrongKeyDelays:
@@ -226,4 +231,4 @@ def _make_key_file(path: Path) -> None:
         # Another process created the file first; its key is used.
         return
     with os.fdopen(file, "w", encoding="utf-8") as out:
-        out.write(_KEY_PREFIX + secrets.token_urlsafe(24) + "\n")
+        out.write(KEY_PREFIX + secrets.token_urlsafe(24) + "\n")

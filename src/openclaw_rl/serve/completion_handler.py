@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 
@@ -30,7 +30,7 @@ from openclaw_rl.serve.dialects.registry import DIALECTS
 from openclaw_rl.serve.dialects.validation import read_kind
 from openclaw_rl.serve.feedback.message_ids import sent_message_id
 from openclaw_rl.serve.gateway import Gateway
-from openclaw_rl.serve.http_connection import json_response
+from openclaw_rl.serve.http_connection import GatewayConnection, json_response
 from openclaw_rl.serve.inflight_reply import InflightReply
 from openclaw_rl.serve.keep_alive import KeepAlive
 from openclaw_rl.serve.request_body import decode_body
@@ -87,6 +87,7 @@ class CompletionHandler:
         )
         request = apply_effort(request, self._gateway.renderer.template.names)
         requests = [request, *(_apply_headers(other, http_request) for other in request.further)]
+        requests = [apply_deployment(one, http_request) for one in requests]
         honors = self._gateway.config.serve.honor_store
         requests = [apply_store(one, honors=honors) for one in requests]
         requests = [self._gateway.apply_episode(one, caller) for one in requests]
@@ -286,6 +287,12 @@ def apply_effort(request: ChatRequest, used: Collection[str]) -> ChatRequest:
         return replace(request, template_variables=read | dict(request.template_variables))
     ignored = f"reasoning_effort (the model's chat template does not use {' or '.join(values)})"
     return replace(request, ignored_fields=(*request.ignored_fields, ignored))
+
+
+def apply_deployment(request: ChatRequest, http_request: web.Request) -> ChatRequest:
+    """Return the request for the model that its path names, which outranks the body's, as at Azure."""
+    deployment = cast(GatewayConnection, http_request.protocol).deployment
+    return replace(request, model=deployment) if deployment else request
 
 
 def apply_store(request: ChatRequest, *, honors: bool) -> ChatRequest:

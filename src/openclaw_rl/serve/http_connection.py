@@ -11,9 +11,12 @@ from typing import Any, cast
 
 from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.http_parser import RawRequestMessage
 from aiohttp.web_protocol import _ErrInfo
 
 from openclaw_rl.errors import RequestError
+from openclaw_rl.serve.access.expectation import CONTINUE, take_expectation
+from openclaw_rl.serve.access.request_paths import read_message, read_path
 from openclaw_rl.serve.body_budget import STALLED_SECONDS, BodyBudget
 from openclaw_rl.serve.connection_limits import (
     Admission,
@@ -53,6 +56,10 @@ class GatewayConnection(web.RequestHandler):
     _body: StreamReader | None = None  # body of the latest request
     _received_at = 0.0  # monotonic time of the client's latest bytes
     is_ticket = False  # whether the latest key is a ticket
+    deployment = ""  # the model that the latest request's path names
+    holds_body = (
+        False  # whether the client waits for a word before it sends the latest request's body
+    )
 
     def __init__(
         self,
@@ -64,9 +71,28 @@ class GatewayConnection(web.RequestHandler):
         **kwargs: Any,
     ) -> None:
         super().__init__(manager, access_log=None, **kwargs)  # type: ignore[arg-type]  # AppRunner passes None, too
+        self._make_request = manager.request_factory
+        self._request_factory = self._make_readable_request
         self._limits = limits
         self.bodies = bodies
         self._header_timeout = header_timeout
+
+    def _make_readable_request(
+        self, message: RawRequestMessage, *arguments: Any
+    ) -> web.BaseRequest:
+        """Return the request with the path of its route, and an expectation that the gateway answers itself."""
+        message, self.deployment = read_message(message)
+        message, self.holds_body = take_expectation(message)
+        return self._make_request(message, *arguments)
+
+    async def ask_for_body(self, request: web.BaseRequest) -> None:
+        """Ask a client that holds its body back to send it, where the body is about to be read."""
+        if not self.holds_body:
+            return
+        self.holds_body = False
+        await request.writer.write(CONTINUE)
+        # These bytes are no part of the response.
+        request.writer.output_size = 0
 
     @property
     def is_idle(self) -> bool:
@@ -117,7 +143,7 @@ class GatewayConnection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Record the path before parsing, because a request that cannot be parsed has none."""
         if (line := _REQUEST_LINE.match(data)) is not None:
-            self._request_path = line[1].decode("latin-1")
+            self._request_path = read_path(line[1].decode("latin-1")).path
         known = self._request_count
         in_body = self._is_in_body
         self._received_at = time.monotonic()

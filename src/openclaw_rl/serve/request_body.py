@@ -167,6 +167,7 @@ async def _receive(
 ) -> None:
     """Read what the client sends. The bytes are reserved before they are read, as far as their number is known."""
     await budget.reserve(lease, request.content_length or 0)
+    await cast(GatewayConnection, request.protocol).ask_for_body(request)
     if request.content.is_eof():
         # The whole body came with the head, as short ones do.
         received.append(request.content.read_nowait())

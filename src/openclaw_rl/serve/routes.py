@@ -8,22 +8,24 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 
 from openclaw_rl.common.client_ids import read_user
 from openclaw_rl.errors import PromptTooLong, RequestError, StoreError
+from openclaw_rl.serve.access.request_paths import API_ROOT, means_api
 from openclaw_rl.serve.auth import ApiKeys, Caller
 from openclaw_rl.serve.chat_request import DISK_FULL
 from openclaw_rl.serve.completion_handler import (
     CompletionHandler,
+    apply_deployment,
     decode_header,
     describe_error,
 )
 from openclaw_rl.serve.dialects.registry import DIALECTS, error_body, prompt_too_long
 from openclaw_rl.serve.gateway import MAX_COUNTED_CONTEXTS, Gateway
-from openclaw_rl.serve.http_connection import json_response
+from openclaw_rl.serve.http_connection import GatewayConnection, json_response
 from openclaw_rl.serve.http_headers import accepted_hosts, check_host, preflight_response
 from openclaw_rl.serve.request_body import decode_body, discard_body
 from openclaw_rl.serve.responses_api import StoredResponseHandler
@@ -52,7 +54,8 @@ _ROUTE_LIST = (
     "/v1/models/{name}, /v1/responses/{id}, /v1/responses/{id}/input_items, /health, /healthz, /readyz and /metrics"
 )
 _UNSUPPORTED_ROUTES = {
-    "/v1/embeddings": "this gateway serves a model that generates text, and it gives no embeddings.",
+    "/v1/embeddings": "this gateway serves a model that generates text, and it gives no embeddings "
+    "unless serve.embeddings is set.",
     "/v1/moderations": "this gateway has no moderation model.",
     "/v1/images": "this gateway serves a model that generates text, and it makes no images.",
     "/v1/audio": "this gateway serves a model that reads and writes text, and it has no audio.",
@@ -95,7 +98,11 @@ class GatewayRoutes:
                 message, param = prompt_too_long(request.path, error)
             self.completion_handler.note_failure(request, status, message)
             response = self._error_response(request, status, message, param=param, code=code)
-        await discard_body(request)
+        if cast(GatewayConnection, request.protocol).holds_body:
+            # It may send the body all the same, or begin another request.
+            response.force_close()
+        else:
+            await discard_body(request)
         return response
 
     def _http_error_response(
@@ -110,13 +117,19 @@ class GatewayRoutes:
             )
             answer.headers["Allow"] = allowed
             return answer
-        messages = {
-            404: unsupported_route(http_request.path)
-            or f"there is no {http_request.method} {http_request.path}; the routes are {_ROUTE_LIST}.",
-        }
-        return self._error_response(
-            http_request, error.status, messages.get(error.status, error.reason)
-        )
+        message = error.reason
+        if error.status == 404:
+            message = unsupported_route(http_request.path) or self._unknown_route(http_request)
+        return self._error_response(http_request, error.status, message)
+
+    def _unknown_route(self, http_request: web.Request) -> str:
+        """Return the error for a path without a route. A wrong base URL is the usual cause."""
+        path = http_request.path
+        advice = ""
+        if means_api(path):
+            url = f"{self._gateway.config.serve.url}{API_ROOT}"
+            advice = f" The base URL should end in {API_ROOT}: {url}."
+        return f"there is no {http_request.method} {path}.{advice} The routes are {_ROUTE_LIST}."
 
     def _error_response(
         self,
@@ -146,6 +159,7 @@ class GatewayRoutes:
         request = await decode_body(
             dialect.decode_count_request, http_request, self._gateway.config.serve, check
         )
+        request = apply_deployment(request, http_request)
         return json_response(
             dialect.encode_count(await self._gateway.count_prompt_tokens(request, caller))
         )

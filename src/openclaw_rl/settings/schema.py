@@ -95,6 +95,11 @@ class ServeConfig(Section):
         "untrainable: they act as control tokens, and the turn is not trained on; model: they act as control tokens",
     )
     any_model: bool = Field(False, description="accept any name in `model`")
+    embeddings: bool = Field(
+        False,
+        description="serve /v1/embeddings: the mean of the base model's last states over the tokens of a text. A model "
+        "for embeddings gives better ones",
+    )
     page: bool = Field(
         True,
         description="serve the page at /ui, which shows what was learned and takes it back. `openclaw-rl open` prints "

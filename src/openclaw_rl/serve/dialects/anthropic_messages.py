@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -36,8 +37,9 @@ from openclaw_rl.serve.dialects.base import (
     readable_text,
     sse_event,
 )
+from openclaw_rl.serve.dialects.forced_format import FORMAT_KEYS, read_constraint
 from openclaw_rl.serve.dialects.openai_chat_options import read_ignored, read_keys
-from openclaw_rl.serve.dialects.prompt_tools import read_schema, reply_constraint
+from openclaw_rl.serve.dialects.prompt_tools import read_schema
 from openclaw_rl.serve.dialects.replayed_anthropic import read_replayed_message
 from openclaw_rl.serve.dialects.replayed_chat import ReplayedMessages
 from openclaw_rl.serve.dialects.validation import (
@@ -101,7 +103,7 @@ class _MessagesBody(RequestBody, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(_MessagesBody)
-_KNOWN_KEYS = frozenset(_MessagesBody.__struct_fields__)
+_KNOWN_KEYS = frozenset(_MessagesBody.__struct_fields__) | FORMAT_KEYS
 
 
 class MessagesDialect(Dialect):
@@ -122,15 +124,20 @@ class MessagesDialect(Dialect):
             raise field_error(
                 "max_tokens", "this field is required; expected the maximum number of reply tokens."
             )
-        return self._to_request(b, headers, len(body), read_ignored(read_keys(body), _KNOWN_KEYS))
+        return self._to_request(b, headers, len(body), read_keys(body))
 
     def decode_count_request(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         """Decode the body of a token count request, in which `max_tokens` is optional."""
         return self._to_request(decode_json(_decoder, body), headers, len(body))
 
     def _to_request(
-        self, b: _MessagesBody, headers: Mapping[str, str], size: int, ignored: Sequence[str] = ()
+        self,
+        b: _MessagesBody,
+        headers: Mapping[str, str],
+        size: int,
+        fields: Mapping[str, msgspec.Raw] = MappingProxyType({}),
     ) -> ChatRequest:
+        ignored = read_ignored(fields, _KNOWN_KEYS)
         raw, messages, newest_count, degraded = self._read_conversation(b)
         prefix = None
         if messages[-1]["role"] == "assistant":
@@ -160,7 +167,7 @@ class MessagesDialect(Dialect):
             raw_tools=raw_tools,
             dialect=self.name,
             id_prefix="msg_",
-            constraint=reply_constraint(choice, schema, schema_field, tools),
+            constraint=read_constraint(fields, choice, schema, schema_field, tools),
             parallel_calls=not (b.tool_choice and b.tool_choice.disable_parallel_tool_use),
             ignored_fields=(*known.ignored, *ignored),
         )

@@ -34,12 +34,12 @@ from openclaw_rl.serve.dialects.base import (
     openai_usage,
     token_entry,
 )
-from openclaw_rl.serve.dialects.openai_chat_options import read_format, read_ignored, read_keys
+from openclaw_rl.serve.dialects.forced_format import FORMAT_KEYS, read_constraint
+from openclaw_rl.serve.dialects.openai_chat_options import read_ignored, read_keys
 from openclaw_rl.serve.dialects.prompt_tools import (
     PromptTools,
     ToolChoice,
     read_schema,
-    reply_constraint,
 )
 from openclaw_rl.serve.dialects.replayed_chat import read_replayed_message
 from openclaw_rl.serve.dialects.validation import (
@@ -82,23 +82,13 @@ class _ChatBody(OpenAIBody, kw_only=True):
     return_token_ids: bool | None = None
 
 
-class _ChatBodyWithFormats(_ChatBody, kw_only=True):
-    """Request body with the keys that `read_format` reads."""
-
-    structured_outputs: msgspec.Raw = msgspec.Raw(b"")
-    guided_json: msgspec.Raw = msgspec.Raw(b"")
-    guided_regex: msgspec.Raw = msgspec.Raw(b"")
-    guided_choice: msgspec.Raw = msgspec.Raw(b"")
-    guided_grammar: msgspec.Raw = msgspec.Raw(b"")
-
-
 class _CommonChatBody(_ChatBody, kw_only=True, forbid_unknown_fields=True):
     """Request body without any other key, as most are. The JSON of its keys is not needed."""
 
 
-_decoder = msgspec.json.Decoder(_ChatBodyWithFormats)
+_decoder = msgspec.json.Decoder(_ChatBody)
 _common_decoder = msgspec.json.Decoder(_CommonChatBody)
-_KNOWN_KEYS = frozenset(field.name for field in msgspec.structs.fields(_ChatBodyWithFormats))
+_KNOWN_KEYS = frozenset(_ChatBody.__struct_fields__) | FORMAT_KEYS
 _message_decoder = msgspec.json.Decoder(dict[str, Any])
 _tools_decoder = msgspec.json.Decoder(list[dict[str, Any]] | None)
 
@@ -271,20 +261,9 @@ def _read_constraint(
 ) -> ResponseConstraint | None:
     """Return the constraint on the reply, or None. Adds to `ignored`."""
     schema = read_schema(b.response_format, "response_format", nested="json_schema")
-    form = read_format(fields)
-    if form is not None:
-        if choice.forced:
-            raise _format_conflict(form, "tool_choice, which requires a call")
-        if schema is not None:
-            raise _format_conflict(form, "response_format")
-        return replace(form, tool_names=tuple(tool["function"]["name"] for tool in tools))
     if choice.forced and schema is not None:
         ignored.append("response_format (tool_choice requires a call)")
-    return reply_constraint(choice, schema, "response_format", tools)
-
-
-def _format_conflict(form: ResponseConstraint, other: str) -> RequestError:
-    return field_error(form.param, f"conflicts with {other}. Send one of them.")
+    return read_constraint(fields, choice, schema, "response_format", tools)
 
 
 def _read_message(raw: bytes, place: str) -> dict[str, Any]:

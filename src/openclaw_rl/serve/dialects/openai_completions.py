@@ -26,7 +26,9 @@ from openclaw_rl.serve.dialects.base import (
     header_fields,
     openai_usage,
 )
+from openclaw_rl.serve.dialects.forced_format import FORMAT_KEYS, read_constraint
 from openclaw_rl.serve.dialects.openai_chat_options import read_ignored, read_keys
+from openclaw_rl.serve.dialects.prompt_tools import ToolChoice, read_schema
 from openclaw_rl.serve.dialects.validation import RequestBody, decode_json, read_kind, read_sampling
 from openclaw_rl.store.rows import to_json
 
@@ -59,10 +61,11 @@ class _CompletionBody(RequestBody, kw_only=True):
     user: str | None = None
     session_id: str | None = None
     turn_type: str | None = None
+    response_format: Any = None
 
 
 _decoder = msgspec.json.Decoder(_CompletionBody)
-_USED_FIELDS = frozenset(_CompletionBody.__struct_fields__) - {"tools"}
+_USED_FIELDS = (frozenset(_CompletionBody.__struct_fields__) | FORMAT_KEYS) - {"tools"}
 
 
 class CompletionsDialect(Dialect):
@@ -79,6 +82,8 @@ class CompletionsDialect(Dialect):
         prompts = _read_prompts(b.prompt)
         _check_counts(b, n, prompts)
         _check_support(b, n, prompts)
+        fields = read_keys(body)
+        schema = read_schema(b.response_format, "response_format", nested="json_schema")
         limit = DEFAULT_MAX_TOKENS if b.max_tokens is None else b.max_tokens
         first = ChatRequest(
             model=b.model or "",
@@ -99,7 +104,8 @@ class CompletionsDialect(Dialect):
             completion_prompt=prompts[0],
             dialect_state=prompts if b.echo else None,
             untrainable=UNTRAINABLE,
-            ignored_fields=tuple(read_ignored(read_keys(body), _USED_FIELDS)),
+            constraint=read_constraint(fields, ToolChoice(), schema, "response_format", ()),
+            ignored_fields=tuple(read_ignored(fields, _USED_FIELDS)),
         )
         further = [replace(first, completion_prompt=prompt) for prompt in prompts[1:]]
         return replace(first, further=further)

@@ -16,6 +16,7 @@ from openclaw_rl.serve.chat_request import (
     field_error,
 )
 from openclaw_rl.serve.dialects.base import TOOLS_CACHE_BYTES, Dialect, RawCache
+from openclaw_rl.serve.dialects.forced_format import FORMAT_KEYS, read_constraint
 from openclaw_rl.serve.dialects.openai_chat_options import read_ignored, read_keys
 from openclaw_rl.serve.dialects.openai_responses_input import (
     DIALECT,
@@ -32,7 +33,7 @@ from openclaw_rl.serve.dialects.openai_responses_output import (
 )
 from openclaw_rl.serve.dialects.openai_responses_stream import ResponsesStreamEncoder
 from openclaw_rl.serve.dialects.openai_responses_tools import Toolbox, chosen_name, read_tools
-from openclaw_rl.serve.dialects.prompt_tools import read_schema, reply_constraint
+from openclaw_rl.serve.dialects.prompt_tools import read_schema
 from openclaw_rl.serve.dialects.validation import (
     OpenAIBody,
     decode_json,
@@ -88,7 +89,7 @@ class _ResponsesBody(OpenAIBody, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(_ResponsesBody)
-_KNOWN_KEYS = frozenset(_ResponsesBody.__struct_fields__)
+_KNOWN_KEYS = frozenset(_ResponsesBody.__struct_fields__) | FORMAT_KEYS
 _codex_turn_decoder = msgspec.json.Decoder(_CodexTurn)
 
 
@@ -106,16 +107,19 @@ class ResponsesDialect(Dialect):
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         try:
             b = decode_json(_decoder, body)
-            return self._to_request(
-                b, headers, len(body), read_ignored(read_keys(body), _KNOWN_KEYS)
-            )
+            return self._to_request(b, headers, len(body), read_keys(body))
         except RecursionError:
             raise RequestError("the body is nested too deeply.") from None
 
     def _to_request(
-        self, b: _ResponsesBody, headers: Mapping[str, str], size: int, ignored: Sequence[str]
+        self,
+        b: _ResponsesBody,
+        headers: Mapping[str, str],
+        size: int,
+        fields: Mapping[str, msgspec.Raw],
     ) -> ChatRequest:
         _check_unsupported(b)
+        ignored = read_ignored(fields, _KNOWN_KEYS)
         box = self._tools.read(bytes(b.tools), "tools")
         choice = box.read_choice(b.tool_choice, chosen_name)
         tools, raw_tools = box.select(choice)
@@ -154,7 +158,7 @@ class ResponsesDialect(Dialect):
             dialect=self.name,
             prompt_field=self.prompt_field,
             id_prefix=ID_PREFIX,
-            constraint=reply_constraint(choice, schema, "text.format", tools),
+            constraint=read_constraint(fields, choice, schema, "text.format", tools),
             parallel_calls=b.parallel_tool_calls is not False,
             previous_id=b.previous_response_id or None,
             references={n + len(instructions): id for n, id in parsed.references.items()},

@@ -127,9 +127,12 @@ def read_schema(form: Any, place: str, nested: str = "") -> Mapping[str, Any] | 
     match kind:
         case "text":
             return None
+        case "json_object" if form.get("schema") is not None:
+            # As llama.cpp and Together have it.
+            return _require_schema(form["schema"], f"{place}.schema")
         case "json_object":
             return {}
-        case "json_schema" if nested:
+        case "json_schema" if nested and (nested in form or "schema" not in form):
             holder = form.get(nested)
             schema = holder.get("schema", {}) if isinstance(holder, dict) else None
             return _require_schema(schema, f"{place}.{nested}.schema")

@@ -76,6 +76,7 @@ class PageProxy:
             raise RequestError(
                 f"the form is larger than {MAX_BODY_BYTES} bytes.", code="too_large", status=413
             )
+        await cast(GatewayConnection, request.protocol).ask_for_body(request)
         # Passed on as it comes: the page checks the cookie before it reads the body, and bounds its size.
         body = request.content if request.method == "POST" else None
         headers = {

@@ -1,0 +1,1 @@
+"""How requests reach the gateway: the paths that clients ask for, and the keys that they send."""
