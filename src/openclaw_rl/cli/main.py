@@ -14,6 +14,7 @@ import click
 
 from openclaw_rl import __version__
 from openclaw_rl.cli import environment_training  # noqa: F401 - it adds a command to the next
+from openclaw_rl.cli.check_only import check_start
 from openclaw_rl.cli.connect_feedback import add_feedback_commands
 from openclaw_rl.cli.data import data_commands
 from openclaw_rl.cli.environments import environment_commands
@@ -140,6 +141,9 @@ def _start_workers(loaded: LoadedSettings, workers: Sequence[str], *, yes: bool)
 
     config = resolve_base(loaded.config)
     workers = with_required_workers(config, workers)
+    if config.run.check_only:
+        check_start(loaded, workers, config=config)
+        return
 
     def announce() -> None:
         announce_start(config, workers)
@@ -312,6 +316,12 @@ def chat(yes: bool, **options: Any) -> None:
     from openclaw_rl.cli.chat import run_chat
 
     config = load_config(**options)
+    if config.run.check_only:
+        from openclaw_rl.supervisor.supervisor import WORKERS, with_required_workers
+
+        workers = with_required_workers(config, WORKERS)
+        check_start(load_settings(**options), workers, config=config)
+        return
     run_chat(config, before_start=lambda: load_settings(**options), yes=yes)
 
 

@@ -322,6 +322,11 @@ class RunConfig(Section):
         description="the same while a worker starts, until it reports that it has started",
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    check_only: bool = Field(
+        False,
+        description="start nothing: print the settings that are not the default, check all that can be checked before "
+        "a start (files, libraries, GPUs, the port), and end with 0, or with the reason against the start",
+    )
 
 
 class PolicyConfig(Section):
