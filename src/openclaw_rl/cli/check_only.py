@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,11 +12,18 @@ if TYPE_CHECKING:
     from openclaw_rl.settings.load import Config, LoadedSettings
 
 
-def check_start(loaded: LoadedSettings, workers: Sequence[str], *, config: Config) -> None:
+def check_start(
+    loaded: LoadedSettings,
+    workers: Sequence[str],
+    *,
+    config: Config,
+    check_more: Callable[[], None] = lambda: None,
+) -> None:
     """Print the settings that were given, then check everything that a start of `workers` would check.
 
-    `config`: the settings with which they would run. stdout is a settings file. Nothing is written or sent, and no
-    model is loaded. Raises `OpenClawError` with what speaks against the start.
+    `config`: the settings with which they would run. `check_more`: what the command checks besides. stdout is a
+    settings file. Nothing is sent, no model is loaded, and no home is made. Raises `OpenClawError` with what speaks
+    against the start.
     """
     from openclaw_rl.settings.reference import given_lines
     from openclaw_rl.supervisor.preflight import check_before_start
@@ -32,6 +39,7 @@ def check_start(loaded: LoadedSettings, workers: Sequence[str], *, config: Confi
     if "gateway" in workers:
         check_home_free(config)
         check_port_free(config)
+    check_more()
     for service in services_used(config, workers):
         echo(f"a start asks you before anything is sent to {service}", err=True)
     echo(

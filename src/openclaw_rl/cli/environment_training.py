@@ -86,11 +86,12 @@ def train_on_tasks(
         unchecked=False,
     )
     if config.run.check_only:
-        count = count_tasks(request)
-        workers = with_required_workers(config, WORKERS)
-        group_options = options | {"method": config.train.method}
-        check_start(load_settings(**group_options), workers, config=config)
-        echo(f"{count} tasks of {source}; they are checked before they are played", err=True)
+        check_start(
+            load_settings(**(options | {"method": config.train.method})),
+            with_required_workers(config, WORKERS),
+            config=config,
+            check_more=lambda: echo(f"{count_tasks(request)} tasks of {source}", err=True),
+        )
         return
     system = SubprocessSystem(config, yes=yes)
     # Before the checks, which may take long.

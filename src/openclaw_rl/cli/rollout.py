@@ -100,8 +100,12 @@ def run_self_test(
     setup_logging("test-rollout", None, config.run.log_level)
     folder = Path(output_dir)
     if config.run.check_only:
-        rollouts.check_folder(folder)
-        check_start(load_settings(**options), ("engine", "gateway", "collect", "data"), config=config)
+        check_start(
+            load_settings(**options),
+            ("engine", "gateway", "collect", "data"),
+            config=config,
+            check_more=lambda: rollouts.check_folder(folder),
+        )
         return
     sessions = rollouts.run_selftest(
         config, folder, num=num_samples, wait=wait, print_progress=print_progress, yes=yes

@@ -10,7 +10,6 @@ from openclaw_rl.common.atomic_files import ensure_folder
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 
-
 LOCK_FILE = "up.lock"
 
 
