@@ -19,6 +19,7 @@ from openclaw_rl.cli.connect_feedback import add_feedback_commands
 from openclaw_rl.cli.data import data_commands
 from openclaw_rl.cli.environments import environment_commands
 from openclaw_rl.cli.fireworks import fireworks_commands
+from openclaw_rl.cli.help_sections import SectionGroup
 from openclaw_rl.cli.inspect_commands import inspect_commands
 from openclaw_rl.cli.learned import show_learned
 from openclaw_rl.cli.lessons import lesson_commands
@@ -73,7 +74,24 @@ _with_parent_option = click.option("--with-parent", callback=_exit_with_parent, 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+_SECTIONS = (
+    (
+        "Start here",
+        ("up", "chat", "open", "status", "learned", "lessons", "undo", "doctor", "connect", "env"),
+    ),
+    ("One stage alone", ("serve", "collect", "judge", "train")),
+    ("Look closer, and take back", ("inspect", "policies", "rollback", "evaluate")),
+    ("Files and settings", ("data", "config", "key", "new-method")),
+    ("Programs and services", ("rollout", "test-rollout", "fireworks")),
+)
+"""Title -> commands, as `--help` lists them."""
+
+
+@click.group(
+    cls=SectionGroup,
+    sections=_SECTIONS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__)
 def cli() -> None:
     """Serve a model and train it while you talk to it.
@@ -161,13 +179,22 @@ def _start_workers(loaded: LoadedSettings, workers: Sequence[str], *, yes: bool)
     )
 
 
+STARTER_NOTE = (
+    "the starter is a toy that knows capitals, colours and sums. A real model: --model-path smollm2, "
+    "a folder or a hub id"
+)
+
+
 def announce_start(config: Config, workers: Sequence[str]) -> None:
     """Print what starts, and which parts of it are experimental."""
+    from openclaw_rl.common.assets import STARTER
     from openclaw_rl.settings.registry import experimental_parts, judge_spec
 
     # The gateway's first line says where it listens, once it does.
     if "gateway" in workers:
         echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r}", err=True)
+        if config.model.path == STARTER:
+            echo(f"  {STARTER_NOTE}", err=True)
         echo(f"  home: {config.home_dir}", err=True)
         for command in ("key", "chat"):
             echo(f"  {command}: openclaw-rl {command}{home_flag(config)}", err=True)
