@@ -44,7 +44,7 @@ def missing_modules(needed: RequiredLibraries) -> list[str]:
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a module is installed. A folder of that name does not count, such as the `wandb` that W&B writes to."""
+    """Return whether a module is installed. A folder of that name, such as the `wandb` of W&B, does not count."""
     spec = importlib.util.find_spec(module)
     return spec is not None and spec.origin is not None
 
