@@ -41,7 +41,7 @@ def main() -> None:
             f"{played['done']} episodes done, {played['void']['count']} void, mean reward {played['mean_reward']:.2f}"
         )
         has_learned = demo.learn_with(system, given.epochs)
-    echo(f"{len(list(film.iterdir()))} filmstrips in {film}")
+    echo(f"{len(list(film.glob('*.png')))} filmstrips: {film / 'index.html'}")
     end_demo(home, began, has_learned=has_learned)
 
 
