@@ -7,7 +7,7 @@ few words (`starter_tracks.py`), and measured on tasks that were held out.
 import json
 import time
 
-from learning import LearningDemo, demo_parser, end_demo, new_home, run_env
+from learning import LearningDemo, demo_parser, end_demo, new_home, run_demo, run_env
 from starter_tracks import ROOT, write_web_track
 
 from openclaw_rl.common.printable import echo
@@ -46,4 +46,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_demo(main)

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from learning_picture import PICTURE, HeldOutScore, draw_picture, train_rewards
 
 from openclaw_rl.common.printable import echo
 from openclaw_rl.common.statistics.rater_agreement import wilson_interval
+from openclaw_rl.errors import OpenClawError
 from openclaw_rl.supervisor.subprocess_system import (
     SubprocessSystem,
     read_readiness,
@@ -117,6 +118,14 @@ def demo_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("demo-out"))
     parser.add_argument("--epochs", type=int, default=1)
     return parser
+
+
+def run_demo(main: Callable[[], None]) -> None:
+    """Run a demo. Ends with one line for an error of the program, such as a system that does not start."""
+    try:
+        main()
+    except OpenClawError as error:
+        sys.exit(f"openclaw-rl: {error}")
 
 
 def new_home(out: Path) -> Path:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+
 from rich.cells import cell_len
 from rich.text import Text
 
 from openclaw_rl.common.terminal import TerminalConsole
 
-try:
+with contextlib.suppress(ImportError):
+    # Not part of every build of Python. It makes `input` a line editor, whose line can be shown again.
     import readline
-except ImportError:  # some builds of Python have none
-    _typed = str
-else:
-    _typed = readline.get_line_buffer
 
 # Column 0, and clear the screen from there.
 _CLEAR = "\r\x1b[J"
@@ -40,7 +40,7 @@ class PromptLine:
         if not self._is_waiting or not self._console.is_terminal:
             self._console.print(line)
             return
-        typed = _typed()
+        typed = _typed_so_far()
         rows = cell_len(self._prompt.plain + typed) // self._console.width
         up = _UP.format(rows) if rows else ""
         self._console.file.write(up + _CLEAR)
@@ -48,3 +48,8 @@ class PromptLine:
         self._console.print(self._prompt, end="")
         self._console.file.write(typed)
         self._console.file.flush()
+
+
+def _typed_so_far() -> str:
+    """Return what stands behind the prompt."""
+    return readline.get_line_buffer() if "readline" in sys.modules else ""

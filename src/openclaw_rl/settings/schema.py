@@ -236,7 +236,8 @@ class TrackConfig(Section):
     """Trackers for metrics, in addition to `<home>/logs/metrics.jsonl`."""
 
     to: tuple[Literal["tensorboard", "wandb"], ...] = Field(
-        (), description="e.g. [tensorboard, wandb]"
+        (),
+        description="e.g. [tensorboard, wandb]; their files are in `<home>/logs`, in the folders of these names",
     )
     eval_every: int | None = Field(
         None,

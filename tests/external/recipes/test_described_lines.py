@@ -15,12 +15,14 @@ from tests.external.recipes.described_lines import LineResult, LineRunner, setti
 from tests.external.recipes.lines_table import LinesTable
 from tests.external.recipes.running import ROOT
 
+from openclaw_rl.settings.load import Config
 from openclaw_rl.supervisor.gpu_devices import count_gpus
 
 pytestmark = pytest.mark.timeout(600)
 SHELL = yaml.safe_load(
     (ROOT / "tests" / "settings" / "descriptions" / "shell.yaml").read_text(encoding="utf-8")
 )
+DEFAULTS = Config().model_dump(mode="json")
 STARTS = "check: nothing speaks against a start of "
 OURS = "openclaw-rl: "
 
@@ -148,7 +150,9 @@ def check_settings(row: Mapping[str, Any], output: str, errors: str, runner: Lin
     for key, value in row.get("sets", {}).items():
         if any(line.startswith(f"# {key}: (set)") for line in secrets):
             continue
-        check_value(key, settings.get(key), value, runner)
+        # What is the default anyway is not printed.
+        actual = settings[key] if key in settings else value_in(DEFAULTS, key)
+        check_value(key, actual, value, runner)
     for words in row.get("notes", ()):
         assert words in output + errors, words
 
