@@ -1,4 +1,4 @@
-"""What a person sees of an error: one line, and for a bug the file with its traceback."""
+"""Errors as a person sees them: one line, and for a bug the file with its traceback."""
 
 from __future__ import annotations
 

@@ -18,14 +18,18 @@ _SCRATCH_PATH = re.compile(r"/[\w./-]*?/lines\d*/(path/to/|[\w./-]*OpenClaw-RL/)
 
 @dataclass(slots=True)
 class LinesTable:
-    """Lines with their blocks and outcomes."""
+    """Lines with their blocks and outcomes. `file`: where `write` writes them; None: nowhere."""
 
+    file: Path | None = None
     rows: list[tuple[str, str, str]] = field(default_factory=list)
 
     def add_line(self, block: str, line: str, outcome: str) -> None:
         self.rows.append((block, line, outcome))
 
-    def write(self, file: Path) -> None:
+    def write(self) -> None:
+        """Write the lines so far."""
+        if self.file is None:
+            return
         parts = [_PREFACE]
         block = ""
         for title, line, outcome in self.rows:
@@ -33,7 +37,7 @@ class LinesTable:
                 parts.append(f"\n## {title}\n\n| line | outcome |\n|---|---|")
                 block = title
             parts.append(f"| `{_cell(line)}` | {_cell(_SCRATCH_PATH.sub('/', outcome))} |")
-        file.write_text("\n".join(parts) + "\n", encoding="utf-8")
+        self.file.write_text("\n".join(parts) + "\n", encoding="utf-8")
 
 
 def _cell(text: str) -> str:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,9 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> LineRunner:
 
 
 @pytest.fixture(scope="module")
-def table(request: pytest.FixtureRequest) -> Iterator[LinesTable]:
-    table = LinesTable()
-    yield table
+def table(request: pytest.FixtureRequest) -> LinesTable:
     file = request.config.getoption("--lines-table")
-    if file:
-        table.write(Path(file))
+    return LinesTable(file=Path(file) if file else None)
 
 
 def runnable(line: str) -> str:
@@ -69,6 +66,7 @@ def test_every_line_of_a_block_runs(
             table.add_line(block["title"], row["line"], outcome)
         except AssertionError as error:
             failures.append(f"{row['line']}: {error}\n{result}")
+    table.write()
     assert not failures, "\n\n".join(failures)
 
 
