@@ -15,6 +15,8 @@ start, and start nothing. Written by `make test-recipes TABLE=docs/results/descr
 # Of the folders of a test.
 _SCRATCH_PATH = re.compile(r"/[\w./-]*?/lines\d*/(path/to/|[\w./-]*OpenClaw-RL/)?")
 
+_PYTHON = re.compile(r"/\S*/bin/python[\d.]*(?<!\.)")
+
 
 @dataclass(slots=True)
 class LinesTable:
@@ -36,7 +38,8 @@ class LinesTable:
             if title != block:
                 parts.append(f"\n## {title}\n\n| line | outcome |\n|---|---|")
                 block = title
-            parts.append(f"| `{_cell(line)}` | {_cell(_SCRATCH_PATH.sub('/', outcome))} |")
+            public = _PYTHON.sub("python", _SCRATCH_PATH.sub("/", outcome))
+            parts.append(f"| `{_cell(line)}` | {_cell(public)} |")
         self.file.write_text("\n".join(parts) + "\n", encoding="utf-8")
 
 
