@@ -124,8 +124,9 @@ test-qlora: $(STAMP)  ## a base in 4 bits, with the real library
 	$(BIN)/pip install -q -e ".[qlora]"
 	$(BIN)/python -m pytest tests/learner/model/test_weights.py tests/system/test_cures.py::test_a_base_in_four_bits_is_smaller
 
-test-recipes: $(STAMP)  ## every recipe's script on the starter: train, resume, serve (several minutes)
-	$(BIN)/python -m pytest tests/external/recipes
+# `make test-recipes TABLE=docs/results/described_lines.md` writes what each line of the descriptions did.
+test-recipes: $(STAMP)  ## every recipe's script on the starter: train, resume, serve; every line of the descriptions (a quarter of an hour)
+	$(BIN)/python -m pytest tests/external/recipes $(if $(TABLE),--lines-table $(TABLE))
 
 # `make test` takes the same examples every time.
 explore: $(STAMP)  ## the properties of `make test` on examples that nobody has tried (a few minutes)

@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-from learning import LearningDemo, demo_parser, end_demo, new_home
+from learning import LearningDemo, demo_parser, end_demo, new_home, run_demo
 
 HERE = Path(__file__).parent
 AGENT = f"{sys.executable} {HERE / 'quiz_agent.py'}"
@@ -22,4 +22,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_demo(main)

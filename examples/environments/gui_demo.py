@@ -7,7 +7,7 @@ few words (`starter_tracks.py`), and measured on tasks that were held out.
 import json
 import time
 
-from learning import LearningDemo, demo_parser, end_demo, new_home, run_env
+from learning import LearningDemo, demo_parser, end_demo, new_home, run_demo, run_env
 from starter_tracks import ROOT, write_web_track
 
 from openclaw_rl.common.printable import echo
@@ -41,9 +41,9 @@ def main() -> None:
             f"{played['done']} episodes done, {played['void']['count']} void, mean reward {played['mean_reward']:.2f}"
         )
         has_learned = demo.learn_with(system, given.epochs)
-    echo(f"{len(list(film.iterdir()))} filmstrips in {film}")
+    echo(f"{len(list(film.glob('*.png')))} filmstrips: {film / 'index.html'}")
     end_demo(home, began, has_learned=has_learned)
 
 
 if __name__ == "__main__":
-    main()
+    run_demo(main)

@@ -5,13 +5,16 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from learning_picture import PICTURE, HeldOutScore, draw_picture, train_rewards
+
 from openclaw_rl.common.printable import echo
 from openclaw_rl.common.statistics.rater_agreement import wilson_interval
+from openclaw_rl.errors import OpenClawError
 from openclaw_rl.supervisor.subprocess_system import (
     SubprocessSystem,
     read_readiness,
@@ -65,14 +68,17 @@ class LearningDemo:
         """Do as `run_learning` in a system that runs already."""
         home = system.config.home_dir
         echo(run_env(home, "check", *self.source, *self._split, *self.check).splitlines()[-1])
-        _, before = self._measure_held_out(home, "before")
+        before = self._measure_held_out(home, "before")
         trained = self._play_tasks(
             home, "--split", "train", "--group", "8", "--epochs", str(epochs)
         )
         echo(f"trained on {trained['done']} episodes, mean reward {trained['mean_reward']:.0%}")
         version = wait_for_training(system)
-        after, _ = self._measure_held_out(home, f"after {version} versions")
-        return after > before
+        after = self._measure_held_out(home, f"after {version} versions")
+        picture = home.parent / PICTURE
+        draw_picture(picture, train_rewards(home), (before, after))
+        echo(f"picture: {picture}")
+        return after.low > before.high
 
     @property
     def _split(self) -> tuple[str, ...]:
@@ -83,14 +89,14 @@ class LearningDemo:
         words = (*self.source, *self._split, *self.play, *options, "--json", *program)
         return dict(json.loads(run_env(home, "run", *words)))
 
-    def _measure_held_out(self, home: Path, title: str) -> tuple[float, float]:
-        """Print the share of held-out episodes with reward 1, and return its 95% interval."""
+    def _measure_held_out(self, home: Path, title: str) -> HeldOutScore:
+        """Print the share of held-out episodes with reward 1, and return it."""
         found = self._play_tasks(home, "--split", "held_out", "--group", str(self.measured))
         solved = round(found["done"] * found["mean_reward"])
         low, high = wilson_interval(solved, found["done"])
         echo(f"{title}: {solved} of {found['done']} held-out episodes solved, {solved / found['done']:.0%} "
              f"({low:.0%} to {high:.0%}), {found['void']['count']} void")  # fmt: skip
-        return low, high
+        return HeldOutScore(title=title, solved=solved, done=found["done"], low=low, high=high)
 
 
 def wait_for_training(system: SubprocessSystem) -> int:
@@ -112,6 +118,14 @@ def demo_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("demo-out"))
     parser.add_argument("--epochs", type=int, default=1)
     return parser
+
+
+def run_demo(main: Callable[[], None]) -> None:
+    """Run a demo. Ends with one line for an error of the program, such as a system that does not start."""
+    try:
+        main()
+    except OpenClawError as error:
+        sys.exit(f"openclaw-rl: {error}")
 
 
 def new_home(out: Path) -> Path:

@@ -8,7 +8,7 @@ import json
 import time
 from pathlib import Path
 
-from learning import LearningDemo, demo_parser, end_demo, new_home, run_env
+from learning import LearningDemo, demo_parser, end_demo, new_home, run_demo, run_env
 from starter_tracks import ROOT, write_swe_track
 
 from openclaw_rl.common.printable import echo
@@ -42,4 +42,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_demo(main)

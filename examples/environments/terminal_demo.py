@@ -6,7 +6,7 @@ solves each in a box, and a fresh box verifies each episode.
 
 import time
 
-from learning import LearningDemo, demo_parser, end_demo, new_home
+from learning import LearningDemo, demo_parser, end_demo, new_home, run_demo
 from starter_tracks import write_terminal_track
 
 
@@ -22,4 +22,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_demo(main)

@@ -7,7 +7,7 @@ writes into a notebook in a box of the episode. The reward is 1 if the notebook 
 import time
 from pathlib import Path
 
-from learning import LearningDemo, demo_parser, end_demo, new_home
+from learning import LearningDemo, demo_parser, end_demo, new_home, run_demo
 
 CONFIG = Path(__file__).parents[1] / "tools" / "notebook.json"
 DEMO = LearningDemo(source=(f"tools:{CONFIG}",), play=("--agent", "text"))
@@ -20,4 +20,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_demo(main)

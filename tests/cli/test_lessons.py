@@ -391,5 +391,5 @@ def test_chat_shows_versions_of_the_policy_that_answers_and_of_no_other(
         session._conversation.last_id = "turn-1"
         lines = [session._event_line(event) for event in session._new_events(0)]
         shown[per] = [line for line in lines if line]
-    assert shown["all"] == ["version 2 is live: it learned from you"]
-    assert shown["agent"] == ["version 1 is live: it learned from you"]
+    assert shown["all"] == ["version 2 is live"]
+    assert shown["agent"] == ["version 1 is live"]

@@ -59,7 +59,8 @@ VARIABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "USE_GRADIENT_CHECKPOINTING": ("true", {"train.gradient_checkpointing": True}),
     "CKPT_SAVE_DIR": ("/ckpt", {"train.checkpoint.save_dir": "/ckpt"}),
     "RESUME_CKPT": ("/ckpt/checkpoint-500", {"train.checkpoint.resume": "/ckpt/checkpoint-500"}),
-    "GPUS_PER_NODE": ("2", {"train.ranks": 2}),
+    "GPUS_PER_NODE": ("2", {"train.ranks": 2, "train.launch.gpus_per_node": 2}),
+    "OPENCLAW_CHECK": ("true", {"run.check_only": True}),
     "NNODES": ("2", {"train.launch.nodes": 2}),
     "NODE_RANK": ("1", {"train.launch.node_rank": 1}),
     "MASTER_ADDR": ("10.0.0.1", {"train.launch.master_addr": "10.0.0.1"}),
@@ -76,6 +77,8 @@ VARIABLES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 FLAGS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "--model-path": ("/models/a", {"model.path": "/models/a"}),
+    "--model": ("/models/a", {"model.path": "/models/a"}),
+    "--check": (None, {"run.check_only": True}),
     "--tokenizer-path": ("/models/t", {"model.tokenizer": "/models/t"}),
     "--judge-model-path": ("/models/j", {"judge.kind": "llm", "judge.path": "/models/j"}),
     "--rm-checkpoint": (
@@ -360,7 +363,7 @@ def test_a_wrong_value_is_an_error_that_names_it(given: dict[str, Any], words: s
         ({"sets": ["engine.backend=Slime"]}, "slime trains and does not serve", "sglang"),
         ({"arguments": ["--backend", "slime"]}, "slime trains and does not serve", "vllm"),
         ({"flags": {"engine.backend": "slime"}}, "slime trains and does not serve", "embedded"),
-        ({"flags": {"train.method": "grpo"}}, "several replies to one prompt", "Say binary"),
+        ({"flags": {"train.method": "grpo"}}, "several replies to one prompt", "Say groups"),
         ({"environ": {"OPENCLAW_RL_TRAIN_METHOD": "ppo"}}, "critic is not here", "Say binary"),
     ],
 )

@@ -20,12 +20,13 @@ from openclaw_rl.render.tokenizer import CachedTokenizer
 from openclaw_rl.settings.load import STARTER
 from openclaw_rl.store import exchanges, leases, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lessons import practice_turns
+from openclaw_rl.store.lessons import lessons, practice_turns
+from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.store.lessons.practice_turns import PracticeTurn
 from openclaw_rl.store.lineage import policies, probe_answers, token_credit
 from openclaw_rl.store.lineage.probe_answers import ProbeAnswer
 from openclaw_rl.train.undo import lesson_id
-from openclaw_rl.types import Capture, Kind, Use
+from openclaw_rl.types import Capture, Kind, Origin, Use
 
 REPLY = "Café <b>très</b> 東京 \x1b[31m!"
 HINT = "Be <i>brief</i>."
@@ -137,7 +138,58 @@ def test_practice_is_counted_apart_and_shows_the_prompt_that_was_asked_again(hom
     assert (turn["user"], turn["practice_of"]) == ("this is a", "a")
     words = " ".join(learned(home).split())
     assert "3, of which 1 are replies of practice" in words
-    assert "another reply to the prompt of a" in words
+    assert "practice 1 reply to 1 prompt (--practice shows them)" in words
+    assert "another reply to the prompt of a" not in words
+    shown = " ".join(learned(home, "--practice").split())
+    assert "practice, another reply to the prompt of a" in shown
+
+
+def test_contrasts_are_named(home: Path) -> None:
+    with Store.open(home / "store.db") as store, store.write() as conn:
+        lease = leases.acquire(conn, "train", "test", now=20.0, ttl=1000.0)
+        assert lease is not None
+        items = []
+        for id_, origin in (("p", Origin.TEACHER), ("q", Origin.CONTRAST)):
+            request = world.request(
+                id_,
+                scope="practice",
+                session=f"practice-{id_}",
+                kind=Kind.PRACTICE,
+                origin=origin,
+            )
+            reply = world.reply(request)
+            items.append(
+                PracticeTurn(
+                    request=request, reply=reply, source="a", lessons={"aa": HINT}, hint=HINT
+                )
+            )
+        practice_turns.add_turns(conn, items, at=20.0)
+        uses = [Use(policy=3, turn=id_, number=1) for id_ in ("p", "q")]
+        policies.publish(conn, lease, made(3, 2), uses, 23.0)
+    assert "2 replies to 1 prompt; 1 of them contrasts" in " ".join(learned(home).split())
+    shown = " ".join(learned(home, "--practice").split())
+    assert "contrast, a reply under a wish that contradicts the lesson" in shown
+    learned(home, "--html", str(home / "page.html"))
+    assert "<details>" in (home / "page.html").read_text(encoding="utf-8")
+
+
+def test_it_begins_with_one_line_for_each_lesson(home: Path) -> None:
+    with Store.open(home / "store.db") as store, store.write() as conn:
+        for id_, text in (("aa", "Keep answers short."), ("bb", "Use no emoji.")):
+            lessons.add_lesson(
+                conn,
+                Lesson(
+                    id=id_,
+                    key="key",
+                    text=text,
+                    topic="",
+                    made_at=float(id_ == "bb"),
+                    reinforced_at=float(id_ == "bb"),
+                ),
+            )
+    first, second = learned(home).splitlines()[:2]
+    assert first == "Use no emoji. (in prompts, not yet in the weights)"
+    assert second == "Keep answers short. (in prompts, not yet in the weights)"
 
 
 def test_a_version_that_learned_nothing_names_no_agents(home: Path) -> None:

@@ -77,3 +77,12 @@ def test_without_a_gpu_nothing_is_started(tmp_path: Path, monkeypatch: pytest.Mo
 def test_without_nvidia_smi_torch_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert count_gpus() == torch.cuda.device_count()
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus_per_node_are_refused_where_the_machine_has_fewer() -> None:
+    check_gpu_ids(load(environ={"GPUS_PER_NODE": "2"}), WORKERS)
+    check_gpu_ids(load(environ={"GPUS_PER_NODE": "8"}), ("engine", "gateway"))
+    words = "train.launch.gpus_per_node (GPUS_PER_NODE) is 8, and this machine has 2 GPUs"
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        check_gpu_ids(load(environ={"GPUS_PER_NODE": "8"}), WORKERS)

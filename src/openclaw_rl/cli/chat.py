@@ -19,12 +19,14 @@ from rich.text import Text
 from sqlalchemy import Connection
 
 from openclaw_rl.cli.load_config import with_running_gateway
+from openclaw_rl.cli.prompt_line import PromptLine
 from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.http.sessions import open_http_session
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status import chat_notes
+from openclaw_rl.status.chat_notes import learning_source
 from openclaw_rl.status.report import open_store
 from openclaw_rl.status.understanding import is_understood
 from openclaw_rl.store import events, exchanges, turns
@@ -121,10 +123,15 @@ def _wait_until_ready(config: Config, console: TerminalConsole) -> None:
         time.sleep(0.3)
 
 
+def _note(text: str) -> Text:
+    return Text(f"      · {text}", style="dim italic")
+
+
 class _ChatSession:
     def __init__(self, config: Config, console: TerminalConsole) -> None:
         self._config = config
         self._console = console
+        self._prompt = PromptLine(console, _PROMPT)
         self._url = config.serve.url
         self._conversation = ChatConversation()
         self._headers = {"Authorization": f"Bearer {read_key(config)}"}
@@ -137,7 +144,7 @@ class _ChatSession:
             watcher = asyncio.create_task(self._watch_events())
             try:
                 while True:
-                    line = await asyncio.to_thread(self._console.input, _PROMPT)
+                    line = await asyncio.to_thread(self._prompt.read)
                     if line == "/quit":
                         break
                     if line.strip():
@@ -224,11 +231,9 @@ class _ChatSession:
                     line = await asyncio.to_thread(self._event_line, event)
                     if line is not None:
                         async with self._printing:
-                            self._console.print(Text(f"      · {line}", style="dim italic"))
+                            self._prompt.print_above(_note(line))
             except StoreError as error:
-                self._console.print(
-                    Text(f"      · the event log cannot be read: {error}", style="dim italic")
-                )
+                self._prompt.print_above(_note(f"the event log cannot be read: {error}"))
                 return
 
     def _new_events(self, seen: int) -> list[Event]:
@@ -245,8 +250,14 @@ class _ChatSession:
         if not self._is_own_version(int(event.ref)):
             return None
         if event.kind == "policy.live":
-            return chat_notes.live_text(event.ref)
+            return self._live_line(int(event.ref))
         return f"version {event.ref} {event.kind.removeprefix('policy.').replace('_', ' ')}: {event.data.get('reason')}"
+
+    def _live_line(self, version: int) -> str:
+        """Return the line for a version that is served now: whether it learned from this conversation."""
+        with self._store.read() as conn:
+            source = learning_source(conn, version, self._conversation.reply_ids)
+        return chat_notes.live_text(version, source)
 
     def _verdict_line(self, turn: str) -> str | None:
         """Return the line for the verdict on a reply; a question to the person if the judge understood nothing."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from openclaw_rl.cli.check_only import check_start
 from openclaw_rl.cli.environments import (
     environment_commands,
     make_request,
@@ -52,12 +53,18 @@ def train_on_tasks(
     """
     from openclaw_rl.common.gateway_address import running_address
     from openclaw_rl.common.terminal import TerminalConsole
-    from openclaw_rl.environments.commands import RunOptions, check_environment, run_environment
+    from openclaw_rl.environments.commands import (
+        RunOptions,
+        check_environment,
+        count_tasks,
+        run_environment,
+    )
     from openclaw_rl.environments.run_plan import new_run_name
     from openclaw_rl.environments.run_report import print_summary
     from openclaw_rl.environments.types import PlayLimits
     from openclaw_rl.errors import ConfigError
     from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
+    from openclaw_rl.supervisor.supervisor import WORKERS, with_required_workers
 
     selected = take_task_options(options)
     config = load_group_config(**options)
@@ -78,6 +85,14 @@ def train_on_tasks(
         limits=limits,
         unchecked=False,
     )
+    if config.run.check_only:
+        check_start(
+            load_settings(**(options | {"method": config.train.method})),
+            with_required_workers(config, WORKERS),
+            config=config,
+            check_more=lambda: echo(f"{count_tasks(request)} tasks of {source}", err=True),
+        )
+        return
     system = SubprocessSystem(config, yes=yes)
     # Before the checks, which may take long.
     system.require_consent()

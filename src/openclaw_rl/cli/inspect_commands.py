@@ -6,15 +6,16 @@ from typing import Any
 
 import click
 
+from openclaw_rl.cli.help_sections import ListingGroup
 from openclaw_rl.cli.load_config import load_running_config
 from openclaw_rl.settings.cli_options import home_options
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group("inspect")
+@click.group("inspect", cls=ListingGroup, default="sessions")
 def inspect_commands() -> None:
-    """Show what happened to sessions, turns, policies and episodes."""
+    """Show what happened to sessions, turns, policies and episodes. Without a command: list the sessions."""
 
 
 @inspect_commands.command("sessions")

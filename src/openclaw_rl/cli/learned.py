@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from openclaw_rl.settings.cli_options import home_options
     show_default=True,
     help="Versions at most.",
 )
+@click.option("--practice", "with_practice", is_flag=True, help="Show each reply of practice.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--html", "page", metavar="FILE", help="Write a page of HTML instead.")
 @home_options
@@ -43,14 +45,16 @@ def show_learned(
     since: str | None,
     session: str | None,
     limit: int,
+    with_practice: bool,
     as_json: bool,
     page: str | None,
     **options: Any,
 ) -> None:
     """Show what VERSION has learned, and from which turns.
 
-    The default VERSION is the head. Prints the turns behind each version, newest first: the reply with the credit of
-    each token, what the person said, the verdict and its hints; and the probe answers that changed.
+    The default VERSION is the head. Prints the lessons, then the turns behind each version, newest first: the reply
+    with the credit of each token, what the person said, the verdict and its hints; and the probe answers that changed.
+    Practice is one line for each version.
     """
     from openclaw_rl.common.terminal import print_data
     from openclaw_rl.status.learned import collect_learned, make_token_splitter
@@ -69,7 +73,13 @@ def show_learned(
         if name is not None:
             version = policies.head(conn, require_name(conn, name)).version
         data = collect_learned(
-            conn, splitter, version=version, since=after, session=session, limit=limit
+            conn,
+            splitter,
+            version=version,
+            since=after,
+            session=session,
+            limit=limit,
+            lessons_mode=config.serve.lessons,
         )
     if page is not None:
         try:
@@ -82,4 +92,5 @@ def show_learned(
             ) from error
         echo(f"{page}: {len(data['versions'])} versions")
     else:
-        print_data(data, render_learned, as_json=as_json, highlight=False)
+        render = partial(render_learned, with_practice=with_practice)
+        print_data(data, render, as_json=as_json, highlight=False)

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from openclaw_rl.cli.help_sections import ListingGroup
 from openclaw_rl.cli.load_config import load_config, load_running_config
 from openclaw_rl.common.printable import echo, to_printable
 from openclaw_rl.settings.cli_options import home_options
@@ -13,9 +14,9 @@ from openclaw_rl.settings.cli_options import home_options
 _lesson_argument = click.argument("lesson")
 
 
-@click.group("lessons")
+@click.group("lessons", cls=ListingGroup, default="list")
 def lesson_commands() -> None:
-    """List, edit, pin and forget what was learned in words."""
+    """List, edit, pin and forget what was learned in words. Without a command: list."""
 
 
 @lesson_commands.command("list")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,10 +12,13 @@ import click
 
 from openclaw_rl import __version__
 from openclaw_rl.cli import environment_training  # noqa: F401 - it adds a command to the next
+from openclaw_rl.cli.check_only import check_start
 from openclaw_rl.cli.connect_feedback import add_feedback_commands
 from openclaw_rl.cli.data import data_commands
 from openclaw_rl.cli.environments import environment_commands
+from openclaw_rl.cli.errors import describe_error, show_unknown_option, show_usage_error
 from openclaw_rl.cli.fireworks import fireworks_commands
+from openclaw_rl.cli.help_sections import SectionGroup
 from openclaw_rl.cli.inspect_commands import inspect_commands
 from openclaw_rl.cli.learned import show_learned
 from openclaw_rl.cli.lessons import lesson_commands
@@ -72,7 +73,24 @@ _with_parent_option = click.option("--with-parent", callback=_exit_with_parent, 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+_SECTIONS = (
+    (
+        "Start here",
+        ("up", "chat", "open", "status", "learned", "lessons", "undo", "doctor", "connect", "env"),
+    ),
+    ("One stage alone", ("serve", "collect", "judge", "train")),
+    ("Look closer, and take back", ("inspect", "policies", "rollback", "evaluate")),
+    ("Files and settings", ("data", "config", "key", "new-method")),
+    ("Programs and services", ("rollout", "test-rollout", "fireworks")),
+)
+"""Title -> commands, as `--help` lists them."""
+
+
+@click.group(
+    cls=SectionGroup,
+    sections=_SECTIONS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__)
 def cli() -> None:
     """Serve a model and train it while you talk to it.
@@ -140,6 +158,9 @@ def _start_workers(loaded: LoadedSettings, workers: Sequence[str], *, yes: bool)
 
     config = resolve_base(loaded.config)
     workers = with_required_workers(config, workers)
+    if config.run.check_only:
+        check_start(loaded, workers, config=config)
+        return
 
     def announce() -> None:
         announce_start(config, workers)
@@ -157,13 +178,22 @@ def _start_workers(loaded: LoadedSettings, workers: Sequence[str], *, yes: bool)
     )
 
 
+STARTER_NOTE = (
+    "the starter is a toy that knows capitals, colours and sums. A real model: --model-path smollm2, "
+    "a folder or a hub id"
+)
+
+
 def announce_start(config: Config, workers: Sequence[str]) -> None:
     """Print what starts, and which parts of it are experimental."""
+    from openclaw_rl.common.assets import STARTER
     from openclaw_rl.settings.registry import experimental_parts, judge_spec
 
     # The gateway's first line says where it listens, once it does.
     if "gateway" in workers:
         echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r}", err=True)
+        if config.model.path == STARTER:
+            echo(f"  {STARTER_NOTE}", err=True)
         echo(f"  home: {config.home_dir}", err=True)
         for command in ("key", "chat"):
             echo(f"  {command}: openclaw-rl {command}{home_flag(config)}", err=True)
@@ -312,6 +342,12 @@ def chat(yes: bool, **options: Any) -> None:
     from openclaw_rl.cli.chat import run_chat
 
     config = load_config(**options)
+    if config.run.check_only:
+        from openclaw_rl.supervisor.supervisor import WORKERS, with_required_workers
+
+        workers = with_required_workers(config, WORKERS)
+        check_start(load_settings(**options), workers, config=config)
+        return
     run_chat(config, before_start=lambda: load_settings(**options), yes=yes)
 
 
@@ -406,68 +442,6 @@ for _more in (
     cli.add_command(_more)
 
 
-_PATH_ERRNOS = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-    errno.ENOTDIR,
-    errno.EROFS,
-)
-"""Errors of paths that the user gave. Any other `OSError` is a bug."""
-
-
-def _show_unknown_option(error: click.NoSuchOption) -> None:
-    """Print the error with similar options, or with what to give instead if the option means a setting.
-
-    click also proposes `--help` for short names such as `--lr`, which means a setting.
-    """
-    from openclaw_rl.settings.load import known_keys
-    from openclaw_rl.settings.suggestions import settings_meant
-
-    meant = settings_meant(error.option_name, known_keys())
-    similar = [name for name in error.possibilities or () if not (meant and name == "--help")]
-    _show_usage_error(click.NoSuchOption(error.option_name, possibilities=similar, ctx=error.ctx))
-    options = set() if error.ctx is None else {option.name for option in error.ctx.command.params}
-    if similar or not meant or "sets" not in options:
-        return
-    if "model_path" in options:
-        echo_error(f"This command takes it as --set {meant[0]}=VALUE.")
-    else:
-        echo_error(
-            f"It means {meant[0]}, a setting of the running system: this command finds that system by --home."
-        )
-
-
-def _show_usage_error(error: click.ClickException) -> None:
-    text = io.StringIO()
-    error.show(text)
-    echo_error(text.getvalue(), nl=False)
-
-
-def _describe_error(error: Exception) -> str:
-    """Describe an unexpected error in one line. The traceback of a bug is saved in a file that the line names."""
-    import tempfile
-    import traceback
-
-    from openclaw_rl.common.disk_space import to_disk_full
-
-    if to_disk_full(error) is not None:
-        where = (error.filename if isinstance(error, OSError) else None) or "a file"
-        return f"{where}: the disk (or its quota) is full. Free some space, and try again"
-    if isinstance(error, OSError) and error.errno in _PATH_ERRNOS and error.filename is not None:
-        return f"{error.filename}: {error.strerror}. Expected a path that this user can use"
-    reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="openclaw-rl-error-", suffix=".log", delete=False
-        ) as file:
-            file.write("".join(traceback.format_exception(error)))
-    except OSError as failure:
-        return f"unexpected error: {reason}. Its traceback could not be saved ({failure.strerror})"
-    return f"unexpected error: {reason}. Please report it with the traceback in {file.name}"
-
-
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line; `args` None: `sys.argv`. Our own errors print one line instead of a traceback."""
     try:
@@ -475,10 +449,10 @@ def main(args: Sequence[str] | None = None) -> None:
     except click.exceptions.Abort:
         sys.exit(130)
     except click.NoSuchOption as error:
-        _show_unknown_option(error)
+        show_unknown_option(error)
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        _show_usage_error(error)
+        show_usage_error(error)
         sys.exit(error.exit_code)
     except OpenClawError as error:
         echo_error(f"openclaw-rl: {error}")
@@ -488,7 +462,7 @@ def main(args: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:  # noqa: BLE001 - any bug: a user gets one line, and the traceback in a file
-        echo_error(f"openclaw-rl: {_describe_error(error)}")
+        echo_error(f"openclaw-rl: {describe_error(error)}")
         sys.exit(1)
 
 

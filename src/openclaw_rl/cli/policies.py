@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from openclaw_rl.cli.help_sections import ListingGroup
 from openclaw_rl.cli.load_config import load_config
 from openclaw_rl.cli.policy_export import export_policy
 from openclaw_rl.cli.rollback import run_rollback
@@ -16,9 +17,9 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
 _version_argument = click.argument("version", type=click.IntRange(min=0))
 
 
-@click.group("policies")
+@click.group("policies", cls=ListingGroup, default="list")
 def policy_commands() -> None:
-    """List, compare and move policy versions."""
+    """List, compare and move policy versions. Without a command: list."""
 
 
 policy_commands.add_command(run_rollback)

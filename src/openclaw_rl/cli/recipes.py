@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from openclaw_rl.cli.check_only import check_start
 from openclaw_rl.cli.evaluate_judge import (
     EvaluateCommand,
     exit_with_errors,
@@ -17,7 +18,7 @@ from openclaw_rl.cli.evaluate_judge import (
     progress_bar,
     write_report,
 )
-from openclaw_rl.cli.load_config import load_config, with_running_gateway
+from openclaw_rl.cli.load_config import load_config, load_settings, with_running_gateway
 from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.common.printable import echo
 from openclaw_rl.errors import ConfigError
@@ -127,11 +128,15 @@ def run_evaluation(
     from openclaw_rl.evals.task_scores import EvalPlan, evaluate_model, evaluate_versions
     from openclaw_rl.evals.versions import comparison_report
     from openclaw_rl.evals.versions.gateway_access import ask_consent
+    from openclaw_rl.train.resume import resolve_base
 
     _check_evaluation(policy, against, report, person_url, person_model)
     if with_lessons and policy is None:
         raise click.UsageError("--with-lessons needs --policy: a checkpoint alone has no lessons")
     config = load_config(**options, strict=True)
+    if config.run.check_only:
+        check_start(load_settings(**options), ("engine", "gateway"), config=resolve_base(config))
+        return
     if out:
         prepare_file(Path(out))
     if report:

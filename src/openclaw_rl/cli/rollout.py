@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from openclaw_rl.cli.load_config import load_config, load_running_config
+from openclaw_rl.cli.check_only import check_start
+from openclaw_rl.cli.load_config import load_config, load_running_config, load_settings
 from openclaw_rl.common.printable import echo
 from openclaw_rl.settings.cli_options import FlagCommand, Seconds, consent_option, settings_options
 
@@ -98,6 +99,14 @@ def run_self_test(
     config = load_config(**options)
     setup_logging("test-rollout", None, config.run.log_level)
     folder = Path(output_dir)
+    if config.run.check_only:
+        check_start(
+            load_settings(**options),
+            ("engine", "gateway", "collect", "data"),
+            config=config,
+            check_more=lambda: rollouts.check_folder(folder),
+        )
+        return
     sessions = rollouts.run_selftest(
         config, folder, num=num_samples, wait=wait, print_progress=print_progress, yes=yes
     )

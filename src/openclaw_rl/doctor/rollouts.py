@@ -50,10 +50,7 @@ def run_selftest(
 
     Raises `OpenClawError` if the system does not start, or a trajectory is missing, has no token ids or no reaction.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise OpenClawError(
-            f"{out}: expected a new or an empty folder. Name another with --output-dir."
-        )
+    check_folder(out)
     with tempfile.TemporaryDirectory(prefix="openclaw-rl-selftest-") as folder:
         settings = config.model_dump(mode="json", include=_kept_sections(config), exclude_none=True)
         scratch = scratch_config(Path(folder), settings | {"data.export_dir": str(out.resolve())})
@@ -70,6 +67,14 @@ def run_selftest(
     for name in names:
         _check_trajectory(name, sessions[name])
     return sessions
+
+
+def check_folder(out: Path) -> None:
+    """Raise `OpenClawError` if the folder for trajectories has something in it."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise OpenClawError(
+            f"{out}: expected a new or an empty folder. Name another with --output-dir."
+        )
 
 
 async def _hold_conversations(system: SubprocessSystem, num: int) -> list[str]:

@@ -186,6 +186,13 @@ def _choose_tasks(home: Path, source: TaskSource, options: RunOptions) -> list[E
     return chosen
 
 
+def count_tasks(request: SourceRequest) -> int:
+    """Return the number of tasks of a source. Raises `ConfigError` if it or its agent cannot be made here."""
+    kind = find_source(request)
+    kind.make_runner(request)
+    return sum(1 for _ in kind.make_source(request).load_tasks())
+
+
 def check_environment(
     home: Path,
     key: str,

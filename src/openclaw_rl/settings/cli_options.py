@@ -145,9 +145,10 @@ def _flag_rows(shown: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 def _flags_by_keys(shown: tuple[str, ...]) -> dict[tuple[str, ...], list[aliases.SettingAlias]]:
     """Return the flags of settings with one of the prefixes `shown`, by the settings that they set."""
     flags: dict[tuple[str, ...], list[aliases.SettingAlias]] = {}
+    of_options = {(key,) for key, _ in _SETTINGS.values()}
     for alias in aliases.by_form("flag").values():
         is_shown = bool(alias.keys) and alias.keys[0].startswith(shown)
-        if is_shown and alias.name not in _SETTINGS:
+        if is_shown and alias.keys not in of_options:
             flags.setdefault(alias.keys, []).append(alias)
     return flags
 

@@ -55,6 +55,23 @@ def _section_lines(tree: dict[str, Any], prefix: str, loaded: LoadedSettings) ->
             yield f"{indent}{name}: {_one_line(value)}{_source_comment(key, loaded)}"
 
 
+def given_lines(loaded: LoadedSettings) -> Iterator[str]:
+    """Yield the settings that were given, with their sources, as lines of YAML that `--config` can read."""
+    for key, source in sorted(loaded.sources.items()):
+        if key in settings.SECRETS:
+            yield f"# {key}: (set)  # {source}"
+        else:
+            value = _one_line(_value_at_json(loaded.config, key))
+            yield f"{key}: {value}  # {source}"
+
+
+def _value_at_json(config: Config, key: str) -> Any:
+    """Return the value of a setting as JSON has it."""
+    section, _, name = key.rpartition(".")
+    holder: BaseModel = _value_at(config, section) if section else config
+    return holder.model_dump(mode="json", include={name})[name]
+
+
 def _one_line(value: Any) -> str:
     """Return a value as YAML in one line."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10**6)

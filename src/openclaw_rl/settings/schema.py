@@ -241,7 +241,8 @@ class TrackConfig(Section):
     """Trackers for metrics, in addition to `<home>/logs/metrics.jsonl`."""
 
     to: tuple[Literal["tensorboard", "wandb"], ...] = Field(
-        (), description="e.g. [tensorboard, wandb]"
+        (),
+        description="e.g. [tensorboard, wandb]; their files are in `<home>/logs`, in the folders of these names",
     )
     eval_every: int | None = Field(
         None,
@@ -327,6 +328,11 @@ class RunConfig(Section):
         description="the same while a worker starts, until it reports that it has started",
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    check_only: bool = Field(
+        False,
+        description="start nothing: print the settings that are not the default, check all that can be checked before "
+        "a start (files, libraries, GPUs, the port), and end with 0, or with the reason against the start",
+    )
 
 
 class PolicyConfig(Section):

@@ -33,6 +33,12 @@ class LaunchConfig(Section):
         "several nodes, else local",
     )
     nodes: int = Field(1, ge=1, description="machines, each with train.ranks ranks")
+    gpus_per_node: int | None = Field(
+        None,
+        ge=1,
+        description="GPUs that each machine must have, one for each of its ranks; a start on a machine with fewer is "
+        "refused. Not set: ranks may also share GPUs or run on CPUs",
+    )
     node_rank: int = Field(
         0,
         ge=0,

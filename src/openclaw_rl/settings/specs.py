@@ -40,7 +40,13 @@ class RequiredLibraries:
 
 def missing_modules(needed: RequiredLibraries) -> list[str]:
     """Return the libraries that are not installed."""
-    return [name for name in needed.modules if importlib.util.find_spec(name) is None]
+    return [name for name in needed.modules if not is_installed(name)]
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module is installed. A folder of that name, such as the `wandb` of W&B, does not count."""
+    spec = importlib.util.find_spec(module)
+    return spec is not None and spec.origin is not None
 
 
 LibrariesFor = Callable[[Config], Iterable[RequiredLibraries]]

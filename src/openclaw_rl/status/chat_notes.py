@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum, auto
 from typing import Any
 
 from sqlalchemy import Connection
@@ -15,10 +16,30 @@ from openclaw_rl.status.withdrawn_lessons import withdrawal_text
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.scopes import LessonScope
-from openclaw_rl.store.lineage.trained_turns import live_versions_of
+from openclaw_rl.store.lineage.trained_turns import (
+    live_versions_of,
+    practised_among,
+    uses_of_versions,
+)
 from openclaw_rl.types import Verdict
 
 NOT_UNDERSTOOD = "the judge made nothing of that"
+
+
+class LearningSource(Enum):
+    """What a version was trained on, as seen from one conversation."""
+
+    CONVERSATION = auto()
+    OTHERS = auto()
+    PRACTICE = auto()
+    NOTHING = auto()
+
+
+_LEARNED = {
+    LearningSource.CONVERSATION: "it learned from you",
+    LearningSource.OTHERS: "it learned from other conversations",
+    LearningSource.PRACTICE: "it practised what was said before",
+}
 _MOODS = {1: "good", -1: "not good", 0: "neither good nor bad"}
 
 
@@ -68,8 +89,21 @@ def restored_text(lesson: Lesson) -> str:
     return f"in prompts again: {lesson.text}"
 
 
-def live_text(version: int | str) -> str:
-    return f"version {version} is live: it learned from you"
+def learning_source(conn: Connection, version: int, reply_ids: Collection[str]) -> LearningSource:
+    """Return what a version was trained on. `reply_ids`: of the conversation in which it is asked."""
+    turns = {turn for _, turn in uses_of_versions(conn, [version])}
+    if not turns.isdisjoint(reply_ids):
+        return LearningSource.CONVERSATION
+    if not turns:
+        return LearningSource.NOTHING
+    practised = practised_among(conn, turns)
+    return LearningSource.PRACTICE if practised == turns else LearningSource.OTHERS
+
+
+def live_text(version: int, source: LearningSource) -> str:
+    """Return the line for a version that is served now."""
+    reason = _LEARNED.get(source)
+    return f"version {version} is live" + (f": {reason}" if reason else "")
 
 
 def notes_on_turns(conn: Connection, ids: Sequence[str]) -> list[ChatNote]:
@@ -90,8 +124,9 @@ def notes_on_turns(conn: Connection, ids: Sequence[str]) -> list[ChatNote]:
             notes.append(note)
     for lesson in lessons.lessons_of_turns(conn, ids):
         notes.append(ChatNote(key=f"lesson-{lesson.id}", text=_state_text(lesson)))
+    source = LearningSource.CONVERSATION
     for version in live_versions_of(conn, ids):
-        notes.append(ChatNote(key=f"version-{version}", text=live_text(version)))
+        notes.append(ChatNote(key=f"version-{version}", text=live_text(version, source)))
     return notes
 
 

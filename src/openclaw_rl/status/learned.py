@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, KeysView, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection
@@ -14,7 +15,11 @@ from openclaw_rl.methods.types import Credit
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.conversations.conversation_text import titles_of_sessions
 from openclaw_rl.status.inspect import TurnData, turns_data
+from openclaw_rl.status.lessons_report import state_text
 from openclaw_rl.store import exchanges, sessions
+from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lessons.lessons import LessonState
+from openclaw_rl.store.lessons.practice_turns import contrast_turns
 from openclaw_rl.store.lineage import policies, probe_answers, token_credit
 from openclaw_rl.store.lineage.trained_turns import (
     TrainedTurn,
@@ -43,11 +48,13 @@ def collect_learned(
     since: float | None = None,
     session: str | None = None,
     limit: int,
+    lessons_mode: str = "until_learned",
 ) -> dict[str, Any]:
     """Return what a version (None: the head) and its ancestors were trained on, as plain JSON, newest first.
 
     `since`: only versions made since then, in seconds since the epoch; `session`: only its turns, and the versions that
-    were trained on them; `limit`: versions at most, which the counts do not depend on. Raises `OpenClawError` for an
+    were trained on them; `limit`: versions at most, which the counts do not depend on; `lessons_mode`: `serve.lessons`.
+    Raises `OpenClawError` for an
     unknown version or session.
 
     Of a longer lineage, the newest `COUNTED_VERSIONS` are read, with a session those that used its turns; then
@@ -86,6 +93,7 @@ def collect_learned(
     counted: dict[str, Any] = {} if is_whole else {"counted_versions": len(lineage)}
     return counted | {
         "version": newest,
+        "in_words": _lessons_in_force(conn, lessons_mode),
         "turns": len(once),
         "practice": len(sources),
         "versions": [
@@ -117,6 +125,17 @@ def _rows_of_session(rows: Sequence[TrainedTurn], session: str) -> list[TrainedT
     return matches
 
 
+def _lessons_in_force(conn: Connection, mode: str) -> list[dict[str, str]]:
+    """Return the lessons that no later one contradicts, newest first, and where each is. `mode`: `serve.lessons`."""
+    in_force = lessons.list_lessons(
+        conn, states=[state for state in LessonState if state is not LessonState.SUPERSEDED]
+    )
+    return [
+        {"id": lesson.id, "text": lesson.text, "place": state_text(asdict(lesson), mode)}
+        for lesson in reversed(in_force)
+    ]
+
+
 def _lesson_counts(conn: Connection, turns: KeysView[str]) -> list[dict[str, Any]]:
     """Return the lessons of these turns with the number of turns, most frequent first."""
     turns_of_hints = turns_by_hint(conn, turns)
@@ -140,6 +159,7 @@ def _version_data(
     read = {} if split_tokens is None else exchanges.get_readable(conn, ids)
     own_sources = [sources[id_] for id_ in ids if id_ in sources]
     texts = turns_data(conn, [*ids, *own_sources])
+    contrasts = contrast_turns(conn, ids)
     return {
         "version": policy.version,
         "parent": policy.parent,
@@ -148,6 +168,7 @@ def _version_data(
         "turns": [
             _turn_row(texts, id_, sources.get(id_))
             | {
+                "contrast": id_ in contrasts,
                 "replay": first_uses[id_] != policy.version,
                 "credit": _credit_data(credit.get(id_), read.get(id_), split_tokens),
             }

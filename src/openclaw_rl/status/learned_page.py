@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -16,6 +16,7 @@ from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.common.printable import to_printable
 from openclaw_rl.status.inspect import reply_text, shorten_line, verdict_text
 from openclaw_rl.status.learned import TITLED_SESSIONS
+from openclaw_rl.status.sentences import count_of
 
 # Agents, sessions and hints that are shown.
 MAX_ROWS = TITLED_SESSIONS
@@ -32,6 +33,34 @@ th { text-align: left; vertical-align: top; width: 8rem; color: #666; font-weigh
 td, th { padding: .1rem .6rem .1rem 0 }
 .text { white-space: pre-wrap; overflow-wrap: anywhere }
 """
+
+
+def _lesson_lines(data: Mapping[str, Any]) -> list[str]:
+    """Return one line for each lesson, newest first: what it says, and where it is."""
+    rows = data["in_words"]
+    lines = [f"{row['text']} ({row['place']})" for row in rows[:MAX_ROWS]]
+    more = len(rows) - MAX_ROWS
+    return [*lines, f"and {more} more: openclaw-rl lessons"] if more > 0 else lines
+
+
+def practice_line(turns: Sequence[Mapping[str, Any]]) -> str:
+    """Return one line for the replies of practice of a version."""
+    prompts = len({turn["practice_of"] for turn in turns})
+    line = f"{count_of(len(turns), 'reply', 'replies')} to {count_of(prompts, 'prompt')}"
+    contrasts = sum(turn["contrast"] for turn in turns)
+    if not contrasts:
+        return line
+    return (
+        f"{line}; {contrasts} of them contrasts, answered under a wish that contradicts the lesson"
+    )
+
+
+def split_practice(
+    version: Mapping[str, Any],
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Return the turns of people, and the replies of practice."""
+    practised = [turn for turn in version["turns"] if turn["practice_of"] is not None]
+    return [turn for turn in version["turns"] if turn["practice_of"] is None], practised
 
 
 def _summary_rows(data: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -107,7 +136,10 @@ def _turn_title(turn: Mapping[str, Any]) -> str:
     """Return the id of a turn, and where it comes from."""
     replay = ", a replay" if turn["replay"] else ""
     if turn["practice_of"] is not None:
-        return f"{turn['turn']}, practice: another reply to the prompt of {turn['practice_of']}{replay}"
+        kind = "practice, another reply"
+        if turn["contrast"]:
+            kind = "contrast, a reply under a wish that contradicts the lesson"
+        return f"{turn['turn']}, {kind} to the prompt of {turn['practice_of']}{replay}"
     agent = f", agent {turn['agent']}" if turn["agent"] else ""
     return f"{turn['turn']}, session {turn['session']}{agent}{replay}"
 
@@ -150,14 +182,18 @@ def largest_credit(data: Mapping[str, Any]) -> float:
 # ---------------------------------------------------------------------------------------- terminal
 
 
-def render_learned(data: Mapping[str, Any]) -> RenderableType:
-    """Render for the terminal. Credit is the colour behind a token: green makes it more likely, red less."""
+def render_learned(data: Mapping[str, Any], *, with_practice: bool = False) -> RenderableType:
+    """Render for the terminal. Credit is the colour behind a token: green makes it more likely, red less.
+
+    `with_practice`: show each reply of practice, not only their number.
+    """
     largest = largest_credit(data)
-    parts = list[RenderableType]()
+    parts: list[RenderableType] = [Text(line, "bold") for line in _lesson_lines(data)]
     parts.append(_render_rows((title, Text(text)) for title, text in _summary_rows(data)))
     for version in data["versions"]:
         parts.append(Rule(Text(_version_title(version)), align="left", style="dim"))
-        for turn in version["turns"]:
+        said, practised = split_practice(version)
+        for turn in [*said, *(practised if with_practice else ())]:
             rows = [
                 ("user", Text(shorten_line(turn["user"], _WIDTH))),
                 ("reply", _render_reply(turn, largest)),
@@ -165,6 +201,9 @@ def render_learned(data: Mapping[str, Any]) -> RenderableType:
             parts.append(
                 _render_rows([*rows, *((title, Text(text)) for title, text in _turn_rows(turn))])
             )
+        if practised and not with_practice:
+            line = f"{practice_line(practised)} (--practice shows them)"
+            parts.append(_render_rows([("practice", Text(line))]))
         answers = _answer_rows(version)
         if answers:
             parts.append(_render_rows((title, Text(text)) for title, text in answers))
@@ -207,17 +246,17 @@ def _dark_colour(credit: float, largest: float) -> list[int]:
 def learned_html(data: Mapping[str, Any]) -> str:
     """Return the page. It has no script and loads nothing."""
     largest = largest_credit(data)
-    body = [_html_table((t, _escape(text)) for t, text in _summary_rows(data))]
+    lines = "".join(f"<li>{_escape(line)}</li>\n" for line in _lesson_lines(data))
+    body = [f"<ul>\n{lines}</ul>"] if lines else []
+    body.append(_html_table((t, _escape(text)) for t, text in _summary_rows(data)))
     for version in data["versions"]:
         body.append(f"<h2>{_escape(_version_title(version))}</h2>")
-        for turn in version["turns"]:
-            rows = [
-                ("user", _escape(turn["user"] or "(redacted)")),
-                ("reply", _html_reply(turn, largest)),
-            ]
-            body.append(
-                _html_table([*rows, *((title, _escape(text)) for title, text in _turn_rows(turn))])
-            )
+        said, practised = split_practice(version)
+        body += [_html_turn(turn, largest) for turn in said]
+        if practised:
+            inner = "\n".join(_html_turn(turn, largest) for turn in practised)
+            summary = _escape(f"practice: {practice_line(practised)}")
+            body.append(f"<details><summary>{summary}</summary>\n{inner}\n</details>")
         body.append(_html_table((title, _escape(text)) for title, text in _answer_rows(version)))
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     title = f"What version {data['version']} has learned"
@@ -228,6 +267,14 @@ def learned_html(data: Mapping[str, Any]) -> str:
         + "\n".join(body)
         + "\n</body></html>\n"
     )
+
+
+def _html_turn(turn: Mapping[str, Any], largest: float) -> str:
+    rows = [
+        ("user", _escape(turn["user"] or "(redacted)")),
+        ("reply", _html_reply(turn, largest)),
+    ]
+    return _html_table([*rows, *((title, _escape(text)) for title, text in _turn_rows(turn))])
 
 
 def _escape(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,7 +9,7 @@ from dataclasses import replace
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.settings.registry import engine_spec, trainer_spec
-from openclaw_rl.settings.specs import missing_modules
+from openclaw_rl.settings.specs import is_installed, missing_modules
 from openclaw_rl.status.health import Diagnosis
 from openclaw_rl.train.ranks import ray_address, ray_errors
 
@@ -87,7 +86,7 @@ def check_ray_head(config: Config) -> Diagnosis | None:
     problem = ray_address.connection_problem(address)
     if problem is not None:
         return ray_diagnosis(config, f"train.launch.ray: {problem}")
-    if importlib.util.find_spec("ray") is None:
+    if not is_installed("ray"):
         unknown = "; without it, a Ray head at its address cannot be verified" * (":" in address)
         return ray_diagnosis(
             config,

@@ -19,13 +19,25 @@ _HIDING_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 def check_gpu_ids(config: Config, workers: Sequence[str]) -> None:
     """Raise `ConfigError` if a worker is given a GPU that this machine does not have."""
-    # The GPUs are counted only if ids are given.
+    # The GPUs are counted only if some are named.
     given_ids = {names: ids for names, ids in _gpu_ids_of_workers(config, workers) if ids}
-    count = count_gpus() if given_ids else None
+    per_node = config.train.launch.gpus_per_node if _trains_on_own_gpus(config, workers) else None
+    count = count_gpus() if given_ids or per_node else None
     if count is None:
         return
+    if per_node is not None and per_node > count:
+        has = f"{count} GPUs" if count else "no GPU"
+        raise ConfigError(
+            f"train.launch.gpus_per_node (GPUS_PER_NODE) is {per_node}, and this machine has {has}. Set it to the "
+            "number of its GPUs, or leave it out: then one process trains, on a GPU or on the CPU"
+        )
     for names, ids in given_ids.items():
         _check_ids(names, ids, count)
+
+
+def _trains_on_own_gpus(config: Config, workers: Sequence[str]) -> bool:
+    """Return whether the trainer uses GPUs of this machine. Ray chooses those of its machines."""
+    return "train" in workers and config.train.launch.launcher != "ray"
 
 
 def _check_ids(names: str, ids: Sequence[str], count: int) -> None:
@@ -53,8 +65,7 @@ def _gpu_ids_of_workers(
         yield "engine.gpus (ROLLOUT_GPUS, --gpu-ids)", config.engine.gpus
     if local_model.ENGINE_PROCESS in workers:
         yield "judge.gpus", config.judge.gpus
-    # Ray chooses the GPUs of its machines.
-    if "train" in workers and config.train.launch.launcher != "ray":
+    if _trains_on_own_gpus(config, workers):
         yield "train.gpus (TRAIN_GPUS, --gpus)", config.train.gpus
 
 

@@ -10,6 +10,8 @@ from openclaw_rl.common.atomic_files import ensure_folder
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 
+LOCK_FILE = "up.lock"
+
 
 def prepare_home(config: Config) -> None:
     """Create the home folder, private to this user. Raises `OpenClawError` if that fails."""
@@ -28,7 +30,7 @@ def prepare_home(config: Config) -> None:
 @contextlib.contextmanager
 def lock_home(config: Config) -> Iterator[None]:
     """Hold the home folder's lock, since two systems on one home would conflict over the socket and the lease."""
-    path = config.home_dir / "up.lock"
+    path = config.home_dir / LOCK_FILE
     try:
         file = path.open("a")
     except OSError as error:

@@ -32,6 +32,11 @@ def require_consent(config: Config, workers: Sequence[str], *, yes: bool) -> Non
         _ask_once(config, [use for use in uses if use.event == event], yes=yes)
 
 
+def services_used(config: Config, workers: Sequence[str]) -> list[str]:
+    """Return the names of the services to which these workers send texts or tokens."""
+    return list(dict.fromkeys(use.service for use in _service_uses(config, workers)))
+
+
 def _service_uses(config: Config, workers: Sequence[str]) -> list[ServiceConsent]:
     """Return what these workers use services for."""
     uses = [engine_spec(config).consent] if "engine" in workers else []

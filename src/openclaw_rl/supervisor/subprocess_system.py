@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 
 from openclaw_rl.common.http.blocking import open_url
 from openclaw_rl.common.sockets import free_port
-from openclaw_rl.errors import OpenClawError, StoreError
+from openclaw_rl.errors import ConfigError, OpenClawError, StoreError
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings.load import Config, from_flat, to_environment
 from openclaw_rl.store import heartbeats, turns
@@ -126,6 +126,10 @@ class SubprocessSystem:
         require_consent(self._owner, workers, yes=self._yes)
 
     def __enter__(self) -> Self:
+        if self.config.run.check_only:
+            raise ConfigError(
+                "run.check_only (OPENCLAW_CHECK, --check) is set, and this command needs a system that runs: unset it"
+            )
         self.require_consent()
         command = [
             sys.executable,

@@ -41,7 +41,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor import completion, preflight
 from openclaw_rl.supervisor.engine_probe import EngineProbe
 from openclaw_rl.supervisor.heartbeat_monitor import CHECK_INTERVAL
-from openclaw_rl.supervisor.home_folder import lock_home, prepare_home
+from openclaw_rl.supervisor.home_folder import LOCK_FILE, lock_home, prepare_home
 from openclaw_rl.supervisor.policy_owner import set_owner, with_stored_owner
 from openclaw_rl.supervisor.service_consent import require_consent
 from openclaw_rl.supervisor.worker_end import MACHINE_CAUSES
@@ -345,6 +345,13 @@ def check_port_free(config: Config) -> None:
                 f"{config.serve.host}:{config.serve.port} cannot be bound ({error.strerror}). "
                 "Stop what listens there, or choose another port with --port."
             ) from error
+
+
+def check_home_free(config: Config) -> None:
+    """Raise `OpenClawError` if a system runs on the home. Creates nothing."""
+    if (config.home_dir / LOCK_FILE).exists():
+        with lock_home(config):
+            pass
 
 
 def admit_start(config: Config, workers: Sequence[str], *, yes: bool) -> None:

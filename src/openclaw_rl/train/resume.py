@@ -64,6 +64,16 @@ def resolve_base(config: Config) -> Config:
     )
 
 
+def check_checkpoint(config: Config, *, train: bool) -> None:
+    """Raise `ConfigError` or `ModelError` if a home cannot start from the checkpoint in `train.checkpoint.resume`."""
+    if config.train.checkpoint.resume is None:
+        return
+    folder = checkpoints.find_checkpoint(config.train)
+    checkpoints.read_meta(folder)
+    if train:
+        _check_settings(folder, config.train)
+
+
 def start_from_checkpoint(config: Config, *, train: bool) -> None:
     """Start the home from the checkpoint in `train.checkpoint.resume`. `train`: check that training can continue.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import math
@@ -15,6 +14,7 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.reasons import Reason
 from openclaw_rl.settings.load import TrackConfig
+from openclaw_rl.settings.specs import is_installed
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 from openclaw_rl.train.checkpoints import CheckpointWriter
 from openclaw_rl.train.learning_rate import LowRateWarning
@@ -214,7 +214,7 @@ def _logged_version(line: bytes) -> int:
 def check_installed(track: TrackConfig) -> None:
     """Raise `ConfigError` when the library of a selected sink is not installed."""
     for name in track.to:
-        if importlib.util.find_spec(name) is None:
+        if not is_installed(name):
             raise _not_installed_error(name)
 
 

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from filmstrip import FilmFrame, write_film
 from policy_chat import ask_policy, stop_reason
 from request_loop import ForeignRefusal, content_digest, files_digest, page_of_tasks, serve_requests
 from shared_browser import install_shared_browser, remove_empty_files, serve_folder
@@ -123,7 +124,8 @@ class BrowserEpisode:
         )
         self._seed = data["seed"]
         self._film = data.get("film")
-        self._frames: list[Any] = []
+        self._task = str(data["task"] if "task" in data else Path(data["folder"]).name)
+        self._frames: list[FilmFrame] = []
         self.reward = 0.0
         self.is_over = False
         self.goal = self.page = self.problem = ""
@@ -134,13 +136,13 @@ class BrowserEpisode:
         self.goal = "\n".join(
             part["text"] for part in seen["goal_object"] if part["type"] == "text"
         )
-        self._take_observation(seen)
+        self._take_observation(seen, "")
 
     def act(self, action: str) -> None:
         """Do an action. What fails in it is the next observation's problem."""
         seen, reward, self.is_over, _, _ = self._env.step(action)
         self.reward += float(reward)
-        self._take_observation(seen)
+        self._take_observation(seen, action)
 
     def take_reply(self, reply: str) -> None:
         """Do the first action in a reply."""
@@ -173,15 +175,23 @@ class BrowserEpisode:
         self._env.close()
         remove_empty_files()
         if self._film and self._frames:
-            _write_film(Path(self._film), name, self._frames)
+            write_film(
+                Path(self._film),
+                name,
+                self._frames,
+                task=self._task,
+                goal=self.goal,
+                reward=self.reward,
+            )
 
-    def _take_observation(self, seen: Mapping[str, Any]) -> None:
+    def _take_observation(self, seen: Mapping[str, Any], action: str) -> None:
+        """Take what the policy sees next. `action`: what was done; "" for the first page."""
         from browsergym.utils.obs import flatten_axtree_to_str
 
         self.page = flatten_axtree_to_str(seen["axtree_object"])[:MAX_PAGE]
         self.problem = seen["last_action_error"].strip()[:300]
         if self._film:
-            self._frames.append(_take_picture(self._env.page))
+            self._frames.append(FilmFrame(image=_take_picture(self._env.page), action=action))
 
 
 def _take_picture(page: Any) -> Any:
@@ -203,22 +213,6 @@ def _task_class(data: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     tasks = importlib.import_module("browsergym.miniwob").ALL_MINIWOB_TASKS
     entry = next(one for one in tasks if one.get_task_id() == data["task"])
     return entry, {"base_url": f"{serve_folder(str(pages))}miniwob/"}
-
-
-def _write_film(folder: Path, name: str, images: list[Any]) -> None:
-    from PIL import Image
-
-    strip = Image.new(
-        "RGB",
-        (sum(image.width for image in images), max(image.height for image in images)),
-        "white",
-    )
-    left = 0
-    for image in images:
-        strip.paste(image, (left, 0))
-        left += image.width
-    folder.mkdir(parents=True, exist_ok=True)
-    strip.save(folder / f"{name}.png")
 
 
 async def play_task(asked: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ head are not quantized.
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
@@ -15,11 +14,12 @@ from transformers import BitsAndBytesConfig
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.learner.model import peft_adapter
 from openclaw_rl.settings.load import ModelConfig
+from openclaw_rl.settings.specs import is_installed
 
 
 def load_quantized_base(path: str, model: ModelConfig) -> Any:
     """Load the base in 4 bits, else like `peft_adapter.load_base`. Raises `ConfigError` without bitsandbytes."""
-    if importlib.util.find_spec("bitsandbytes") is None:
+    if not is_installed("bitsandbytes"):
         raise ConfigError(
             "train.base_quantization_bits 4 needs bitsandbytes, which is not installed. Install "
             '"openclaw-rl[qlora]", or set train.base_quantization_bits 16'

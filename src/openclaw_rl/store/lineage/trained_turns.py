@@ -129,6 +129,12 @@ def policies_with_turns(conn: Connection, turn_ids: Collection[str]) -> dict[str
     return {row.name: row.oldest for row in rows}
 
 
+def practised_among(conn: Connection, turn_ids: Collection[str]) -> set[str]:
+    """Return those of the turns that are replies of practice."""
+    practised = t.practice_turns.c.turn
+    return set(conn.execute(select(practised).where(practised.in_(list(turn_ids)))).scalars())
+
+
 def live_versions_of(conn: Connection, turn_ids: Collection[str]) -> list[int]:
     """Return the live versions that were trained on any of these turns, oldest first."""
     query = (

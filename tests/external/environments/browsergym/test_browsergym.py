@@ -19,6 +19,7 @@ from tests.external.environments.recorded_system import RecordedSystem
 from tests.system.test_environments import marked_processes
 from tests.system.test_parked import wait_for
 
+from openclaw_rl.environments.foreign.filmstrip import CAPTION, HEADER
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.episodes import turn_list
@@ -215,7 +216,10 @@ def test_only_the_accessibility_tree_is_observed_and_a_film_has_every_page(tmp_p
     assert plain["observed"] == filmed["observed"] == ["axtree_object"]
     assert plain["page"] == filmed["page"] != ""
     width, height = struct.unpack(">II", (tmp_path / "film" / "strip.png").read_bytes()[16:24])
-    assert (width, height) == (2 * 800, 600), "the first page, and the page after the action"
+    assert (width, height) == (2 * 800, HEADER + 600 + CAPTION), "the first page, and the next"
+    words = json.loads((tmp_path / "film" / "strip.json").read_text(encoding="utf-8"))
+    assert (words["task"], words["actions"], words["reward"]) == ("book-search", ["noop(0)"], 0.0)
+    assert 'src="strip.png"' in (tmp_path / "film" / "index.html").read_text(encoding="utf-8")
 
 
 def test_an_action_solves_a_task_and_code_is_no_action(tmp_path: Path) -> None:

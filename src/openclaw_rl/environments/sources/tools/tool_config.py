@@ -246,9 +246,11 @@ def load_tool_config(path: Path) -> ToolConfig:
         config = ToolConfig.model_validate(document)
     except ValidationError as error:
         raise ConfigError(f"{path}: {describe_error(error)}") from None
+    # Its files are beside the configuration itself, also where a link leads to it.
+    folder = path.resolve().parent
     for tool in config.tools:
         # An error before the first episode.
-        read_code(tool, path.parent)
+        read_code(tool, folder)
     return config
 
 
