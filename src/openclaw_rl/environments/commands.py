@@ -8,6 +8,7 @@ import hashlib
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -25,9 +26,11 @@ from openclaw_rl.environments.runner_lease import EpisodeLease, LeaseFolder, hol
 from openclaw_rl.environments.scratch_folder import new_scratch_folder
 from openclaw_rl.environments.task_checks import CheckedTasks, CheckFile, sort_by_check
 from openclaw_rl.environments.types import (
+    BuildingSource,
     EnvironmentTask,
     PlayLimits,
     SharingSource,
+    TaskBuild,
     TaskFitness,
     TaskSource,
 )
@@ -184,6 +187,31 @@ def _choose_tasks(home: Path, source: TaskSource, options: RunOptions) -> list[E
             f"no task to play in the split {options.split} of {source.name}: {len(checked.unfit)} unfit"
         )
     return chosen
+
+
+def build_environment(
+    request: SourceRequest,
+    parallel: int,
+    note: Callable[[str, str], None],
+    seen: Callable[[TaskBuild], None],
+) -> list[TaskBuild]:
+    """Build the roots of the tasks of a source. `note`: is told of the steps of a task. Raises `ConfigError`."""
+    source = find_source(request).make_source(request)
+    if not isinstance(source, BuildingSource):
+        raise ConfigError(
+            f"{request.source} has nothing to build: expected task folders, e.g. `harbor:tasks/terminal`"
+        )
+    waiting = iter(list(source.load_tasks()))
+    results = list[TaskBuild]()
+
+    async def build_next() -> None:
+        for task in waiting:
+            result = await source.build_task(task, partial(note, task.id))
+            seen(result)
+            results.append(result)
+
+    asyncio.run(_until_signal(gather_tasks(build_next() for _ in range(parallel))))
+    return results
 
 
 def check_environment(

@@ -12,6 +12,7 @@ import aiohttp
 
 from openclaw_rl.environments.agents.chat_agent import ChatAgent, EpisodeOver, open_agent_session
 from openclaw_rl.environments.sources.harbor.bash_agent import BoxAgent
+from openclaw_rl.environments.sources.harbor.build_tasks import TaskBuilder
 from openclaw_rl.environments.sources.harbor.task_box import TaskBox, UnfitTask
 from openclaw_rl.environments.sources.harbor.task_folder import (
     HarborFolder,
@@ -23,6 +24,7 @@ from openclaw_rl.environments.types import (
     EpisodeTicket,
     PlayLimits,
     PlayOutcome,
+    TaskBuild,
     TaskFitness,
     void_outcome,
 )
@@ -33,13 +35,19 @@ from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarborSource:
-    """Tasks of a folder. `granted`: variables that tasks may ask for."""
+    """Tasks of a folder. `granted`: variables that tasks may ask for. `packages`: where builds get packages from."""
 
     top: Path
     sandbox: SandboxConfig
     held_out_share: float = 0.0
     granted: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, list[str]] = field(default_factory=dict)
     name: str = "harbor"
+
+    async def build_task(self, task: EnvironmentTask, note: Callable[[str], None]) -> TaskBuild:
+        """Build the root of a task with a network, unless it is there or a box needs none."""
+        builder = TaskBuilder(sandbox=self.sandbox, sources=self.packages, granted=self.granted)
+        return await builder.build(task, note)
 
     def load_tasks(self) -> list[EnvironmentTask]:
         """Return the tasks of the folder. Raises `ConfigError`."""

@@ -9,7 +9,7 @@ import secrets
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from openclaw_rl.environments.box_program import BoxAccess
@@ -22,6 +22,7 @@ from openclaw_rl.environments.sources.harbor.dockerfile import (
     read_build_plan,
 )
 from openclaw_rl.environments.sources.harbor.task_folder import HarborFolder
+from openclaw_rl.environments.sources.harbor.task_root import TaskRoot, TaskRoots
 from openclaw_rl.environments.sources.harbor.task_settings import fill_variables, list_refusals
 from openclaw_rl.environments.types import PlayOutcome, void_outcome
 from openclaw_rl.errors import ConfigError
@@ -36,6 +37,7 @@ from openclaw_rl.sandbox.fresh_verification import (
     move_to_fresh_box,
     verify_in_fresh_box,
 )
+from openclaw_rl.sandbox.root_builds import PROGRAMS_FOLDER
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
 _TESTS = "/tests"
@@ -55,6 +57,11 @@ _KEPT_WORDS = 300
 _SIGNALS = range(129, 193)
 
 
+BUILD_CURE = "`openclaw-rl env build` can build its root with a network"
+# What is there already counts as installed; the rest fails at once instead of trying to connect.
+_WITHOUT_NETWORK = {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "UV_OFFLINE": "1"}
+
+
 class UnfitTask(Exception):
     """A task that cannot be played in a box of this machine. The message says why, in words."""
 
@@ -72,6 +79,8 @@ class TaskBox:
     granted: Mapping[str, str] = field(default_factory=dict)
     access: BoxAccess = field(default_factory=BoxAccess)
     plan: BuildPlan = field(init=False)
+    root: TaskRoot | None = field(init=False)
+    """The root that `env build` built for the task; None: the steps of its Dockerfile are taken in each box."""
     box: Box = field(init=False)
     fixed_variables: dict[str, str] = field(init=False)
     """Variables of every command of another runner, which its own do not replace."""
@@ -84,15 +93,26 @@ class TaskBox:
         if reasons:
             raise UnfitTask("; ".join(reasons))
         try:
-            self.plan = read_build_plan(self.folder.path / "environment")
+            self.root = _find_root(self.folder, self.sandbox)
+            self.plan = self._make_plan()
             self.plan.cwd = settings.environment.workdir or self.plan.cwd
             self.plan.add_folder(self.plan.cwd)
             self.plan.variables |= fill_variables(settings.environment.env, self.granted)
             fill_variables(settings.verifier.env | settings.solution.env, self.granted)
-        except (DockerfileError, ConfigError, ValueError) as error:
+        except DockerfileError as error:
+            raise UnfitTask(f"{error}. {BUILD_CURE}") from None
+        except (ConfigError, ValueError) as error:
             raise UnfitTask(str(error)) from None
         self.box = self._new_box(self.access)
         self.fixed_variables = {}
+
+    def _make_plan(self) -> BuildPlan:
+        """Return what a box of the task needs: of its root, or of its Dockerfile. Raises `DockerfileError`."""
+        if self.root is None:
+            return read_build_plan(self.folder.path / "environment")
+        path = f"{PROGRAMS_FOLDER}:{self.root.variables.get('PATH', BOX_PATH)}"
+        variables = {**_WITHOUT_NETWORK, "HOME": "/root", **self.root.variables, "PATH": path}
+        return BuildPlan(variables=variables, cwd=self.root.cwd, folders=list(self.root.carried))
 
     async def open_box(self) -> None:
         """Open the box and build the task in it. Raises `SandboxError`; `UnfitTask` if a step of the build fails."""
@@ -153,6 +173,7 @@ class TaskBox:
             cwd=self.plan.cwd,
             carried=self._carried_folders(),
             hidden=_OWN_FOLDERS,
+            cleared=self.root is not None,
             tests=tests,
             results=_RESULTS,
             box_lifetime=self.sandbox.lifetime,
@@ -160,7 +181,7 @@ class TaskBox:
             | fill_variables(self.folder.settings.verifier.env, self.granted),
             time_limit=limit,
         )
-        result = await verify_in_fresh_box(self.box, self._new_box(), plan, results)
+        result = await verify_in_fresh_box(self.box, self._new_box(verifies=True), plan, results)
         if result.timed_out and limit < task_limit:
             return void_outcome(
                 f"the time of the episode left {limit:g} s to the verifier: raise --limit-seconds"
@@ -181,11 +202,12 @@ class TaskBox:
         Raises `SandboxError`. For a runner that puts the tests there and runs them itself.
         """
         used = self.box
-        self.box = self._new_box()
+        self.box = self._new_box(verifies=True)
         plan = Verification(
             command="",
             carried=self._carried_folders(),
             hidden=_OWN_FOLDERS,
+            cleared=self.root is not None,
             tests=self._planted_originals(),
         )
         await move_to_fresh_box(used, self.box, plan)
@@ -201,18 +223,33 @@ class TaskBox:
     def _verifier_variables(self) -> dict[str, str]:
         variables = dict(self.plan.variables)
         # Programs of the box come before those that the policy may have left.
-        if "PATH" in variables:
+        if "PATH" not in variables:
+            return variables
+        if self.root is None:
             variables["PATH"] = f"{BOX_PATH}:{variables['PATH']}"
+            return variables
+        folders = variables["PATH"].split(":")
+        changed = [one for one in folders if self._is_carried(one)]
+        trusted = [one for one in folders if one not in changed]
+        variables["PATH"] = ":".join([*trusted, *BOX_PATH.split(":"), *changed])
         return variables
 
-    def _new_box(self, access: BoxAccess | None = None) -> Box:
+    def _is_carried(self, path: str) -> bool:
+        parents = (path, *(str(one) for one in PurePosixPath(path).parents))
+        return any(folder in parents for folder in self._carried_folders())
+
+    def _new_box(self, access: BoxAccess | None = None, *, verifies: bool = False) -> Box:
         asked = self.folder.settings.environment
         memory = min(self.sandbox.memory, asked.memory_mebibytes or self.sandbox.memory)
         disk = min(self.sandbox.disk, asked.storage_mebibytes or self.sandbox.disk)
         folders = [folder for folder in self.plan.folders if folder not in ("/tmp", HOME_FOLDER)]
-        writable = tuple(dict.fromkeys((*folders, *_OWN_FOLDERS)))
+        built = self.root.writable if self.root is not None else ()
+        writable = tuple(dict.fromkeys((*folders, *built, *_OWN_FOLDERS)))
+        layers = self.root.layered(verifies=verifies) if self.root is not None else None
         grants = access or BoxAccess()
-        root = BoxRoot(writable=writable, gateway=grants.gateway, read_only=grants.shown)
+        root = BoxRoot(
+            layers=layers, writable=writable, gateway=grants.gateway, read_only=grants.shown
+        )
         return make_box(self.sandbox.model_copy(update={"memory": memory, "disk": disk}), root)
 
     async def _take_step(self, step: CopyStep | RunStep) -> None:
@@ -232,12 +269,18 @@ class TaskBox:
         if result.exit_code:
             raise UnfitTask(
                 f"{step_name} failed in a box, which has the programs of this machine, no network and no other root: "
-                f"{describe_failure(result)}"
+                f"{describe_failure(result)}. {BUILD_CURE}"
             )
 
     def _planted_originals(self) -> dict[str, Path]:
         """Return the task's own files among the names that are not carried over: path in the box -> file."""
         originals: dict[str, Path] = {}
+        if self.root is not None:
+            for folder in self._carried_folders():
+                for layer in reversed(self.root.task_layers):
+                    top = layer.root / folder.lstrip("/")
+                    for path in _planted_files(top) if top.is_dir() else ():
+                        originals[f"{folder}/{path.relative_to(top).as_posix()}"] = path
         for step in self.plan.steps:
             if isinstance(step, CopyStep) and step.source.is_dir():
                 target = step.target.rstrip("/")
@@ -245,6 +288,14 @@ class TaskBox:
                     name = path.relative_to(step.source).as_posix()
                     originals[f"{target}/{name}"] = path
         return originals
+
+
+def _find_root(folder: HarborFolder, sandbox: SandboxConfig) -> TaskRoot | None:
+    """Return the root that was built for a task. None also for a Dockerfile that no root can be built from."""
+    try:
+        return TaskRoots(sandbox=sandbox).find_root(folder)
+    except DockerfileError:
+        return None
 
 
 def _planted_files(folder: Path) -> Iterator[Path]:
