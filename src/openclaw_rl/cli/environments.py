@@ -132,19 +132,16 @@ def build_tasks(source: str, **options: Any) -> None:
 
     The commands of the tasks run in boxes, as root, and reach servers of the network, but nothing of this machine.
     """
-    from dataclasses import replace
-
     from openclaw_rl.environments.commands import build_environment
-    from openclaw_rl.sandbox.package_settings import read_package_sources
     from openclaw_rl.settings.load import foreign_environment
 
     selected = take_task_options(options)
     config = load_running_config(**options)
-    packages = read_package_sources(foreign_environment({}, loads_models=True))
-    request = replace(make_request(source, selected, config), packages=packages)
+    request = make_request(source, selected, config)
     try:
         results = build_environment(
             request,
+            foreign_environment({}, loads_models=True),
             selected["parallel"] or 1,
             lambda task, step: echo(f"{task}: {step}", err=True),
             show_build,

@@ -147,7 +147,7 @@ class BuildingSource(Protocol):
     """A source whose tasks have roots that are built once, with a network."""
 
     async def build_task(self, task: EnvironmentTask, note: Callable[[str], None]) -> TaskBuild:
-        """Build what a task needs, unless it is there. `note`: is told of each step."""
+        """Build what a task needs, unless it is there. `note`: gets each step in words."""
         ...
 
 

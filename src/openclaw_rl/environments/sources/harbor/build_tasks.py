@@ -31,7 +31,7 @@ class TaskBuilder:
     granted: Mapping[str, str] = field(default_factory=dict)
 
     async def build(self, task: EnvironmentTask, note: Callable[[str], None]) -> TaskBuild:
-        """Build the root of a task, unless it is there or not needed. `note`: is told of each step."""
+        """Build the root of a task, unless it is there or not needed. `note`: gets each step in words."""
         folder = await asyncio.to_thread(load_folder, Path(task.data["folder"]))
         reasons = list_refusals(folder.settings, folder.path)
         if reasons:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -74,12 +74,17 @@ class BuildPlan:
             self.folders.append(folder)
 
 
-def read_build_plan(context: Path) -> BuildPlan:
-    """Return the plan of `context`/Dockerfile; without one, nothing is built. Raises `DockerfileError`."""
+def read_build_plan(
+    context: Path, file: str = "Dockerfile", given: Mapping[str, str] | None = None
+) -> BuildPlan:
+    """Return the plan of the Dockerfile `file` of `context`; without one, nothing is built.
+
+    `given`: values for ARG. Raises `DockerfileError`.
+    """
     plan = BuildPlan()
     arguments = dict[str, str]()
     stages = 0
-    for line, name, rest in split_instructions(read_dockerfile(context)):
+    for line, name, rest in split_instructions(read_dockerfile(context, file)):
         where = f"environment/Dockerfile, line {line}"
         variables = plan.variables | arguments
         match name:
@@ -96,7 +101,7 @@ def read_build_plan(context: Path) -> BuildPlan:
             case "ENV":
                 plan.variables.update(read_pairs(rest, variables, where))
             case "ARG":
-                arguments.update(read_pairs(rest, variables, where))
+                arguments.update(read_arguments(rest, variables, where, given))
             case _:
                 _check_no_effect(name, where)
         if stages > 1:
@@ -112,9 +117,9 @@ def _check_no_effect(name: str, where: str) -> None:
         raise DockerfileError(f"{where}: the instruction {name} needs a container builder")
 
 
-def read_dockerfile(context: Path) -> str:
-    """Return the text of `context`/Dockerfile, or ""."""
-    file = context / "Dockerfile"
+def read_dockerfile(context: Path, name: str = "Dockerfile") -> str:
+    """Return the text of the Dockerfile `name` of `context`, or ""."""
+    file = context / name
     if not file.is_file():
         return ""
     text = file.read_text(encoding="utf-8", errors="replace")
@@ -225,6 +230,15 @@ def read_pairs(rest: str, variables: dict[str, str], where: str) -> dict[str, st
         if VARIABLE_NAME.fullmatch(name) is None:
             raise DockerfileError(f"{where}: {name[:80]!r} cannot be the name of a variable")
     return values
+
+
+def read_arguments(
+    rest: str, variables: dict[str, str], where: str, given: Mapping[str, str] | None
+) -> dict[str, str]:
+    """Return the values of ARG: those that were given for a build, else its defaults."""
+    names = [word.partition("=")[0] for word in rest.split()]
+    values = read_pairs(rest, variables, where)
+    return values | {name: value for name, value in (given or {}).items() if name in names}
 
 
 def _add_copies(plan: BuildPlan, context: Path, rest: str, where: str) -> None:

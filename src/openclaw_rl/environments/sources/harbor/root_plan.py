@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from openclaw_rl.environments.sources.harbor.compose_file import BuildFiles
 from openclaw_rl.environments.sources.harbor.dockerfile import (
     DockerfileError,
     expand_text,
     find_sources,
     join_path,
+    read_arguments,
     read_dockerfile,
     read_pairs,
     read_words,
@@ -96,11 +98,11 @@ class RootPlan:
             self.folders.append(folder)
 
 
-def read_root_plan(context: Path, arguments: Mapping[str, str] | None = None) -> RootPlan:
-    """Return the plan of `context`/Dockerfile. `arguments`: values for ARG. Raises `DockerfileError`."""
+def read_root_plan(files: BuildFiles) -> RootPlan:
+    """Return the plan of the Dockerfile of a task. Raises `DockerfileError`."""
     plan = RootPlan()
-    given = dict(arguments or {})
-    for line, name, rest in split_instructions(read_dockerfile(context)):
+    context = files.context
+    for line, name, rest in split_instructions(read_dockerfile(context, files.dockerfile)):
         where = f"environment/Dockerfile, line {line}"
         if name == "FROM" and plan.image:
             raise DockerfileError(f"{where}: several stages, which need a container builder")
@@ -112,12 +114,7 @@ def read_root_plan(context: Path, arguments: Mapping[str, str] | None = None) ->
                 plan.image = expand_text(words[0], plan.known) if words else ""
                 plan._arguments = {}
             case "ARG":
-                values = read_pairs(rest, plan.known, where)
-                for word in rest.split():
-                    bare = word.partition("=")[0]
-                    if bare in given:
-                        values[bare] = given[bare]
-                plan._arguments |= values
+                plan._arguments |= read_arguments(rest, plan.known, where, files.arguments)
             case "ENV":
                 plan.variables |= read_pairs(rest, plan.known, where)
             case "WORKDIR":
@@ -132,6 +129,10 @@ def read_root_plan(context: Path, arguments: Mapping[str, str] | None = None) ->
                 _add_copy(plan, context, rest, where, line)
             case _ if name not in _NO_EFFECT:
                 raise DockerfileError(f"{where}: the instruction {name} needs a container builder")
+    plan.variables |= files.variables
+    if files.cwd is not None:
+        plan.cwd = join_path(plan.cwd, files.cwd)
+        plan.add_path(plan.cwd)
     if plan.cwd == "/":
         plan.cwd = "/app"
         plan.add_path(plan.cwd)

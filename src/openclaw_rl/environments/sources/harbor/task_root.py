@@ -126,7 +126,7 @@ class TaskRoots:
         )
 
     async def build_root(self, folder: HarborFolder, note: Callable[[str], None]) -> TaskRoot:
-        """Return the root of a task, and build what of it is missing. `note`: is told of each step.
+        """Return the root of a task, and build what of it is missing. `note`: gets each step in words.
 
         Raises `RootBuildFailed`, `DockerfileError`, `SandboxError`.
         """
@@ -203,7 +203,8 @@ class TaskRoots:
         context = folder.path / "environment"
         add("task", digest_folder(context) if context.is_dir() else "")
         if installs_for_tests(folder):
-            add("verifier", digest_folder(folder.path / "tests"))
+            folders = [tests for step in folder.list_steps() for tests in step.test_folders]
+            add("verifier", *(digest_folder(tests) for tests in folders))
         return digests
 
 
@@ -221,7 +222,7 @@ class _TaskBuild:
 
     async def run_steps(self, box: BuildBox, layer: RootLayer) -> Mapping[str, Any]:
         """Run the Dockerfile. Raises `RootBuildFailed`."""
-        plan = read_root_plan(self.folder.path / "environment")
+        plan = read_root_plan(self.folder.build_files)
         seconds = self.folder.settings.environment.build_timeout_sec
         setup = self.base.setup_command(self.python is not None)
         if setup:
@@ -260,23 +261,30 @@ class _TaskBuild:
     async def warm_verifier(self, box: BuildBox, layer: RootLayer) -> Mapping[str, Any]:
         """Let the verifier run once with the network. What it installs stays; its result is not looked at."""
         self.note("what the verifier installs: tests/test.sh")
-        plan = read_root_plan(self.folder.path / "environment")
-        await box.box.put(self.folder.path / "tests", _TESTS)
-        settings = self.folder.settings
-        seconds = settings.verifier.timeout_sec + settings.environment.build_timeout_sec
-        command = f"mkdir -p /logs/verifier; chmod +x {_TESTS}/test.sh; cd {shlex.quote(plan.cwd)}; {_TESTS}/test.sh"
-        result = await box.run(command, cwd="/", variables=plan.variables, time_limit=seconds)
+        plan = read_root_plan(self.folder.build_files)
+        build_seconds = self.folder.settings.environment.build_timeout_sec
+        cwd = shlex.quote(plan.cwd)
+        command = f"mkdir -p /logs/verifier; chmod +x {_TESTS}/test.sh; cd {cwd}; {_TESTS}/test.sh"
+        results = []
+        for step in self.folder.list_steps():
+            for tests in step.test_folders:
+                await box.box.put(tests, _TESTS)
+            seconds = step.verifier.timeout_sec + build_seconds
+            result = await box.run(command, cwd="/", variables=plan.variables, time_limit=seconds)
+            results.append({"exit_code": result.exit_code, "output": _last_output(result)})
+            await box.run(f"rm -rf {_TESTS} /logs", cwd="/", variables={}, time_limit=build_seconds)
         work = [f"/{path.name}" for path in layer.root.iterdir() if path.name not in _NOT_WORK]
         for path in (*plan.folders, *work):
             if path != "/root":
                 target = layer.root / path.lstrip("/")
                 await asyncio.to_thread(shutil.rmtree, target, ignore_errors=True)
-        return {"exit_code": result.exit_code, "output": _last_output(result)}
+        return {"runs": results}
 
 
 def installs_for_tests(folder: HarborFolder) -> bool:
     """Return whether the verifier installs something: then it runs once with the network."""
-    scripts = sorted((folder.path / "tests").glob("*.sh"))
+    folders = [tests for step in folder.list_steps() for tests in step.test_folders]
+    scripts = sorted({script for tests in folders for script in tests.glob("*.sh")})
     return any(_INSTALLS.search(_without_comments(path)) for path in scripts)
 
 
@@ -291,7 +299,7 @@ def _without_comments(script: Path) -> str:
 
 
 def _read_base(folder: HarborFolder) -> BaseImage:
-    return read_image(read_root_plan(folder.path / "environment").image)
+    return read_image(read_root_plan(folder.build_files).image)
 
 
 @cache
