@@ -125,9 +125,17 @@ def check_tasks(source: str, oracle: str | None, nop: str | None, **options: Any
 
 @environment_commands.command("build")
 @click.argument("source")
-@task_options
+@click.option("--env", "granted", multiple=True, metavar="NAME[=VALUE]", help="Variable for tasks.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Builds at the same time.",
+)
 @home_options
-def build_tasks(source: str, **options: Any) -> None:
+def build_tasks(source: str, granted: tuple[str, ...], parallel: int, **options: Any) -> None:
     """Build what tasks need that this machine does not have, once, with a network.
 
     The commands of the tasks run in boxes, as root, and reach servers of the network, but nothing of this machine.
@@ -135,14 +143,14 @@ def build_tasks(source: str, **options: Any) -> None:
     from openclaw_rl.environments.commands import build_environment
     from openclaw_rl.settings.load import foreign_environment
 
-    selected = take_task_options(options)
     config = load_running_config(**options)
-    request = make_request(source, selected, config)
+    nothing = {"python": None, "tasks": None, "held_out": 0.0, "box": False, "shown": ()}
+    request = make_request(source, {**nothing, "granted": granted}, config)
     try:
         results = build_environment(
             request,
             foreign_environment({}, loads_models=True),
-            selected["parallel"] or 1,
+            parallel,
             lambda task, step: echo(f"{task}: {step}", err=True),
             show_build,
         )

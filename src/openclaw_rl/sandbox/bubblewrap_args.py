@@ -21,10 +21,12 @@ _SYSTEM_FILES = (
 """Below /etc: what programs need, and no secrets."""
 _OWN_MOUNTS = frozenset({"proc", "dev", "sys", "tmp", "run"})
 ROOT_HOME = "/root"
+_KERNEL_FILES = ("kcore", "keys", "latency_stats", "sched_debug", "sysrq-trigger", "timer_list")
+"""Below /proc: empty in a build."""
 _BUILD_RIGHTS = (
-    "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID",
+    "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETPCAP", "SETUID",
 )  # fmt: skip
-"""Capabilities of a build: those of Docker, without devices, raw sockets and chroot."""
+"""Capabilities of a build: those of Docker, without devices, raw sockets, chroot and rights of files."""
 
 
 def find_bubblewrap() -> Path:
@@ -116,6 +118,11 @@ def _build_args(root: BoxRoot, control: Path, gateway: Path | None, layers: Path
     for name, value in variables.items():
         args += ["--setenv", name, value]
     args += ["--bind", str(layers), "/", "--proc", "/proc", "--dev", "/dev"]
+    for name in _KERNEL_FILES:
+        if Path("/proc", name).exists():
+            args += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+    # The kernel lets root write to its settings without any capability.
+    args += ["--remount-ro", "/proc"]
     args += ["--perms", "0755", "--tmpfs", "/run", "--ro-bind", str(control), CONTROL_FOLDER]
     if gateway is not None:
         args += ["--ro-bind", str(gateway), GATEWAY_FOLDER]

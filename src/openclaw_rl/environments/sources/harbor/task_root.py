@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.environments.sources.harbor.base_images import (
     BaseImage,
     OwnPython,
@@ -106,8 +107,7 @@ class TaskRoots:
         """Return the root of a task if it was built for what the task and this machine are now."""
         if not self._store.folder.is_dir():
             return None
-        base = _read_base(folder)
-        digests = self._digests_of(folder, base)
+        digests = self.list_digests(folder)
         layers = [self._store.find_layer(digest) for digest in digests]
         if any(layer is None for layer in layers):
             return None
@@ -131,7 +131,7 @@ class TaskRoots:
         Raises `RootBuildFailed`, `DockerfileError`, `SandboxError`.
         """
         base = _read_base(folder)
-        digests = iter(self._digests_of(folder, base))
+        digests = iter(self.list_digests(folder))
         layers: list[RootLayer] = [await self._store.build_layer(next(digests), _write_base)]
 
         async def add(write: _Work, given: Sequence[str] = _HOMES) -> None:
@@ -188,16 +188,16 @@ class TaskRoots:
         await asyncio.to_thread(finish_layer, layer, writable)
         return facts
 
-    def _digests_of(self, folder: HarborFolder, base: BaseImage) -> list[str]:
-        """Return the digests of the layers, the lowest first."""
+    def list_digests(self, folder: HarborFolder) -> list[str]:
+        """Return the digests of the layers of a task, the lowest first. Raises `DockerfileError`."""
         digests = [digest_host()]
 
         def add(*parts: str) -> None:
             text = "\n".join((_FORMAT, digests[-1], *parts))
             digests.append(hashlib.sha256(text.encode()).hexdigest())
 
-        add("tools", _COMMON_SETUP)
-        python = _own_python(base)
+        add("tools", _COMMON_SETUP, digest_folder(ASSETS / "sandbox" / "programs"))
+        python = _own_python(_read_base(folder))
         if python is not None:
             add("python", python.version, python.digest)
         context = folder.path / "environment"
