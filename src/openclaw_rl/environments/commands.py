@@ -200,8 +200,8 @@ def _choose_tasks(
     tasks = [task for task in everything if options.split in ("all", task.split)]
     if not tasks:
         raise ConfigError(
-            f"no task of {source.name} is in the split {options.split}: {len(everything)} are in the other. Set the "
-            "split of tasks, or choose another share with --held-out"
+            f"no task to play in the split {options.split} of {source.name}: {len(everything)} are in the other. Set "
+            "the split of tasks, or choose another share with --held-out"
         )
     trained_on = [task for task in tasks if task.split == "train"]
     checked = sort_by_check(trained_on, CheckFile(home, source.name).read_checks())
