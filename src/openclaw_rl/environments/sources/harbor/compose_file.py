@@ -27,7 +27,7 @@ class ComposeError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildFiles:
-    """What a task is built from. `context`: the folder of what is copied; `dockerfile`: below it, and may be missing.
+    """Files and values of a build. `context`: the folder of what is copied; `dockerfile`: below it, and may be missing.
 
     `arguments`: values for ARG. `variables`: of every command. `cwd`: working folder, if it is not the Dockerfile's.
     """

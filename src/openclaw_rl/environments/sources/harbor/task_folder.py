@@ -81,7 +81,7 @@ class HarborFolder:
 
     @property
     def build_files(self) -> BuildFiles:
-        """What the task is built from. Raises `ComposeError`."""
+        """Files and values of the build. Raises `ComposeError`."""
         return read_build_files(self.path / "environment")
 
     @property
