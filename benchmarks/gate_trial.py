@@ -228,12 +228,8 @@ def _states(config: Config, first: int, last: int) -> list[str]:
 
 def _is_drained(config: Config) -> bool:
     with Store.open(config.store_path) as store, store.read() as conn:
-        head = policies.head(conn).version
         return (
-            training_queue.count_trainable(
-                conn, head=head, max_uses=1, need_score=True, need_hint=True
-            )
-            == 0
+            training_queue.count_trainable(conn, max_uses=1, need_score=True, need_hint=True) == 0
         )
 
 

@@ -9,49 +9,30 @@ else: 100,000 turns are 8,000 conversations, 10,000 episodes, 1,000 versions and
 from __future__ import annotations
 
 import argparse
-import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from benchmarks.home_turns import REACTIONS, TOPICS, WORDS, Call, TurnWriter
 from sqlalchemy import Connection
 
 from openclaw_rl.common import message_hash
-from openclaw_rl.judge.user_feedback import JUDGE_NAME as FEEDBACK_JUDGE
 from openclaw_rl.reasons import ReasonCode
-from openclaw_rl.store import exchanges, reactions, turn_states, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.episodes import episodes
 from openclaw_rl.store.episodes.records import Episode, EpisodeEnd
 from openclaw_rl.store.episodes.settlement import settle_episode
-from openclaw_rl.store.feedback.records import add_feedback
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lineage import policies, probe_answers
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, move_head
 from openclaw_rl.store.lineage.probe_answers import ProbeAnswer
 from openclaw_rl.store.lineage.token_credit import record_credit
-from openclaw_rl.types import (
-    ExchangeStatus,
-    Feedback,
-    FinishReason,
-    Kind,
-    Message,
-    Policy,
-    PolicyState,
-    Reply,
-    Request,
-    Sampling,
-    Span,
-    Use,
-    Verdict,
-    Vote,
-)
+from openclaw_rl.types import Message, Policy, PolicyState, Use
 
 SCOPE = "page-home"
-SESSION_TURNS = 10
 GROUP_SIZE = 4
 EPISODE_TURNS = 2
 # Of one round, which is one transaction: a thousand turns.
@@ -64,219 +45,45 @@ NEWEST_AT = 1_790_000_000.0
 ROUND_SECONDS = 3.5 * 86400
 AGENTS = ("main", "support", "")
 USERS = ("ada", "ben", "")
-TOPICS = ("owls", "trains", "rivers", "cheese", "engines", "poems", "taxes", "gardens")
-REACTIONS = {
-    1: "Great, that is what I wanted about {}. Next question.",
-    -1: "No, that is too long. Please answer in one sentence about {}.",
-    0: "By the way, what else is there about {}?",
-    None: "Hm, {} then. I do not know what to say.",
-}
-HINT = "Answer in one sentence."
-_NOTHING = message_hash.EphemeralMatcher(())
-_WORDS = (
-    *("water", "stone", "light", "river", "morning", "engine", "letter", "window", "answer"),
-    *("market", "silver", "garden", "winter", "number", "silent", "people", "forest", "summer"),
-    *("bridge", "island", "copper", "yellow", "simple", "travel"),
-)
 
 
 @dataclass(slots=True, kw_only=True)
 class HomeBuilder:
     """Writes one round after another. `pending`: judged turns that no version has used yet."""
 
-    store: Store
+    writer: TurnWriter
     rounds: int
-    chance: random.Random = field(default_factory=lambda: random.Random(11))
-    arrays: np.random.Generator = field(default_factory=lambda: np.random.default_rng(11))
     pending: list[str] = field(default_factory=list)
-    lengths: dict[str, int] = field(default_factory=dict)
     head: int = 0
-    number: int = 0
 
     def build(self) -> None:
-        with self.store.write() as conn:
+        store = self.writer.store
+        with store.write() as conn:
             policies.ensure_root(
                 conn, base="page-home", identity="page-home", at=self._round_start(0)
             )
         for number in range(self.rounds):
-            with self.store.write(durable=False) as conn:
+            with store.write(durable=False) as conn:
                 self._add_round(conn, number)
             self.pending.clear()
-            self.lengths.clear()
+            self.writer.lengths.clear()
 
     def _round_start(self, number: int) -> float:
         return NEWEST_AT - (self.rounds - number) * ROUND_SECONDS
 
     def _add_round(self, conn: Connection, number: int) -> None:
         start = self._round_start(number)
-        calls = [
-            call for index in range(ROUND_SESSIONS) for call in self._session(number, index, start)
-        ]
+        calls = []
+        for index in range(ROUND_SESSIONS):
+            at = start + self.writer.chance.random() * ROUND_SECONDS * 0.9
+            name = f"s-{number}-{index}"
+            calls += self.writer.session(name, agents=AGENTS, users=USERS, version=self.head, at=at)
         for index in range(ROUND_EPISODES):
             calls += self._episode(conn, number, index, start)
-        calls.sort(key=lambda call: call.request.admitted_at)
-        exchanges.insert_started(conn, [call.request for call in calls])
-        exchanges.insert_finished(conn, [call.reply for call in calls])
-        for call in calls:
-            self._settle(conn, call)
+        self.pending += self.writer.write(conn, calls)
         self._end_episodes(conn, number, start)
         self._add_lessons(conn, number, start)
         self._add_versions(conn, number, start)
-
-    # ------------------------------------------------------------------------------- conversations
-
-    def _session(self, number: int, index: int, start: float) -> Iterator[Call]:
-        topic = self.chance.choice(TOPICS)
-        session = f"s-{number}-{index}"
-        agent = self.chance.choice(AGENTS)
-        user = self.chance.choice(USERS)
-        at = start + self.chance.random() * ROUND_SECONDS * 0.9
-        history: list[Message] = [{"role": "system", "content": self._text(120)}]
-        marks: tuple[message_hash.Mark, ...] = ()
-        words = f"Could you explain the {self.chance.choice(_WORDS)} of {topic} to me, please?"
-        parent = None
-        for step in range(SESSION_TURNS):
-            history = [*history, {"role": "user", "content": words}]
-            marks = message_hash.mark_messages(
-                history, self.store.secret, _NOTHING, known=marks, upto=len(marks)
-            )
-            score = self.chance.choices((1, -1, 0, None), (40, 25, 15, 20))[0]
-            words = REACTIONS[score].format(topic)
-            request = self._request(history, marks, agent=agent, user=user, session=session, at=at)
-            last = step == SESSION_TURNS - 1
-            call = self._call(request, None if last else score, parent, words)
-            history = [*history, call.reply.message]
-            parent = request.id
-            at += 60 + self.chance.random() * 120
-            yield call
-
-    def _request(
-        self,
-        history: Sequence[Message],
-        marks: tuple[message_hash.Mark, ...],
-        *,
-        agent: str,
-        at: float,
-        user: str = "",
-        session: str | None = None,
-        episode: str | None = None,
-    ) -> Request:
-        self.number += 1
-        return Request(
-            id=f"chatcmpl-{self.number:024x}",
-            scope=SCOPE,
-            agent=agent,
-            user=user,
-            session=session,
-            episode=episode,
-            messages=history,
-            marks=marks,
-            sampling=Sampling(temperature=0.0 if self.number % 25 == 0 else 1.0),
-            prompt_ids=self.arrays.integers(0, 500, 40 * len(history), np.int32),
-            lessons={"0000000000": HINT} if self.number % 3 == 0 else {},
-            version=self.head,
-            identity="page-home",
-            admitted_at=at,
-        )
-
-    def _call(
-        self, request: Request, score: int | None, parent: str | None, words: str | None
-    ) -> Call:
-        length = self.chance.randrange(20, 60)
-        message = {"role": "assistant", "content": self._text(length)}
-        chain = request.marks[-1].chain
-        reply = Reply(
-            id=request.id,
-            status=ExchangeStatus.DONE,
-            message=message,
-            response_ids=self.arrays.integers(0, 500, length, np.int32),
-            logprobs=-self.arrays.exponential(0.7, length).astype(np.float32),
-            mask=np.ones(length, np.bool_),
-            spans=(Span(start=0, end=length, version=request.version),),
-            finish_reason=FinishReason.STOP,
-            mark=message_hash.mark_message(
-                message, index=len(request.messages), chain=chain, key=self.store.secret
-            ),
-            first_token_at=request.admitted_at + 0.3,
-            finished_at=request.admitted_at + 2.0,
-        )
-        self.lengths[request.id] = length
-        return Call(request=request, reply=reply, score=score, parent=parent, words=words)
-
-    def _settle(self, conn: Connection, call: Call) -> None:
-        """Link a turn, and give it its reaction, its verdict and sometimes explicit feedback."""
-        turn = call.request.id
-        session = call.request.session or call.request.episode or turn
-        reactions.set_position(
-            conn,
-            turn,
-            session=session,
-            parent=call.parent,
-            kind=Kind.MAIN,
-            relation="fresh" if call.parent is None else "continuation",
-            relation_of=None,
-            unlinked=None,
-        )
-        if call.words is None or call.request.episode is not None:
-            return
-        at = call.reply.finished_at + 30
-        number = int(turn.rpartition("-")[2], 16)
-        if number % 40 == 0:
-            turn_states.drop(conn, turn, ReasonCode.TIMEOUT, "nobody answered in time", at=at)
-            return
-        reactions.record_reaction(
-            conn,
-            turn,
-            messages=[{"role": "user", "content": call.words}],
-            signature=turn.encode(),
-            source=None,
-            how="exact",
-            at=at,
-        )
-        if number % 2000 == 7:
-            # It waits for its verdict.
-            return
-        hints = (HINT,) if call.score == -1 else ()
-        vote = Vote(score=call.score, hint=hints[0] if hints else None, reason="It says so.")
-        verdict = Verdict(
-            turn=turn,
-            revision=1,
-            judge="rules@1",
-            score=call.score,
-            votes=(vote,),
-            hints=hints,
-            reason="1 of 1 votes",
-            reason_code=ReasonCode.UNREADABLE if call.score is None else None,
-            at=at + 1,
-        )
-        turns.add_verdict(conn, verdict)
-        if number % 20 == 3:
-            self._score(conn, verdict)
-        if call.score is not None:
-            self.pending.append(turn)
-
-    def _score(self, conn: Connection, verdict: Verdict) -> None:
-        score = verdict.score or 1
-        given = Feedback(
-            id=f"fb-{verdict.turn}",
-            scope=SCOPE,
-            target=verdict.turn,
-            score=score,
-            comment="As I said.",
-            given_at=verdict.at + 1,
-        )
-        add_feedback(conn, [given])
-        reactions.record_pending_feedback(conn, verdict.turn, verdict.at + 1)
-        explicit = replace(
-            verdict,
-            revision=2,
-            judge=FEEDBACK_JUDGE,
-            score=score,
-            explicit=True,
-            reason_code=None,
-            at=verdict.at + 2,
-        )
-        turns.add_verdict(conn, explicit)
 
     # ------------------------------------------------------------------------------------ episodes
 
@@ -297,17 +104,19 @@ class HomeBuilder:
             expires_at=at + 3600,
         )
         episodes.open_episode(conn, opened)
-        history: list[Message] = [{"role": "user", "content": f"Solve {task}. {self._text(60)}"}]
+        history: list[Message] = [
+            {"role": "user", "content": f"Solve {task}. {self.writer.text(60)}"}
+        ]
         marks: tuple[message_hash.Mark, ...] = ()
         parent = None
         for step in range(EPISODE_TURNS):
-            marks = message_hash.mark_messages(
-                history, self.store.secret, _NOTHING, known=marks, upto=len(marks)
+            marks = self.writer.mark(history, marks)
+            request = self.writer.request(
+                history, marks, agent="worker", version=self.head, at=at + 5 * step, episode=id_
             )
-            request = self._request(history, marks, agent="worker", at=at + 5 * step, episode=id_)
-            call = self._call(request, None, parent, None)
+            call = self.writer.call(request, None, parent, None)
             parent = request.id
-            observation = {"role": "user", "content": f"Observation: {self._text(40)}"}
+            observation = {"role": "user", "content": f"Observation: {self.writer.text(40)}"}
             history = [*history, call.reply.message, observation]
             yield call
 
@@ -319,7 +128,7 @@ class HomeBuilder:
                 id=f"e-{number}-{index}",
                 scope=SCOPE,
                 outcome="void" if is_void else "done",
-                reward=None if is_void else float(self.chance.random() < 0.5),
+                reward=None if is_void else float(self.writer.chance.random() < 0.5),
                 reason="the sandbox did not start" if is_void else None,
                 at=at + index,
             )
@@ -332,7 +141,7 @@ class HomeBuilder:
         at = start + ROUND_SECONDS * 0.94
         for index in range(ROUND_LESSONS):
             id_ = f"{number * ROUND_LESSONS + index:08x}"
-            topic = self.chance.choice(TOPICS)
+            topic = self.writer.chance.choice(TOPICS)
             made = Lesson(
                 id=id_,
                 key=SCOPE,
@@ -343,7 +152,7 @@ class HomeBuilder:
                 reinforced_at=at,
             )
             lessons.add_lesson(conn, made)
-            for turn in self.chance.sample(self.pending, 6):
+            for turn in self.writer.chance.sample(self.pending, 6):
                 lessons.reinforce(conn, id_, turn, at=at, words=REACTIONS[-1].format(topic))
 
     def _add_versions(self, conn: Connection, number: int, start: float) -> None:
@@ -354,7 +163,7 @@ class HomeBuilder:
             at = start + ROUND_SECONDS * (0.95 + 0.004 * index)
             self._add_version(conn, version, used, at)
             newest = f"{number * ROUND_LESSONS + index % ROUND_LESSONS:08x}"
-            value = 0.4 * self.chance.random()
+            value = 0.4 * self.writer.chance.random()
             lessons.record_divergence(conn, newest, version, value, at=at)
         learned = lessons.get(conn, f"{number * ROUND_LESSONS:08x}")
         if learned is not None and learned.state is LessonState.ACTIVE:
@@ -362,13 +171,13 @@ class HomeBuilder:
 
     def _add_version(self, conn: Connection, version: int, used: Sequence[str], at: float) -> None:
         is_rejected = version % 9 == 0
-        metrics = {f"part/{name}": self.chance.random() for name in _WORDS}
+        metrics = {f"part/{name}": self.writer.chance.random() for name in WORDS}
         metrics |= {
-            "reward/mean": self.chance.uniform(-1, 1),
-            "loss/total": self.chance.random(),
-            "kl": self.chance.random() / 100,
-            "gradient/norm": self.chance.random(),
-            "gate/held_out": self.chance.uniform(-0.1, 0.1),
+            "reward/mean": self.writer.chance.uniform(-1, 1),
+            "loss/total": self.writer.chance.random(),
+            "kl": self.writer.chance.random() / 100,
+            "gradient/norm": self.writer.chance.random(),
+            "gate/held_out": self.writer.chance.uniform(-0.1, 0.1),
             "gap/starter": 0.001,
             "gap/starter/tokens": 4000.0,
         }
@@ -389,7 +198,7 @@ class HomeBuilder:
         state = PolicyState.REJECTED if is_rejected else PolicyState.LIVE
         policies.insert_version(conn, policy, uses, state)
         credit = {
-            turn: self.arrays.normal(0, 0.05, self.lengths[turn]).astype(np.float16)
+            turn: self.writer.arrays.normal(0, 0.05, self.writer.lengths[turn]).astype(np.float16)
             for turn in used
         }
         record_credit(conn, version, credit)
@@ -400,8 +209,8 @@ class HomeBuilder:
                 head=self.head,
                 turn=turn,
                 question="Could you explain the river to me, please?",
-                head_answer=self._text(30),
-                candidate_answer=self._text(12),
+                head_answer=self.writer.text(30),
+                candidate_answer=self.writer.text(12),
                 verdict=1.0,
                 reason="shorter",
             )
@@ -412,20 +221,6 @@ class HomeBuilder:
             move_head(conn, DEFAULT_NAME, version)
             self.head = version
 
-    def _text(self, words: int) -> str:
-        return " ".join(self.chance.choices(_WORDS, k=words)).capitalize() + "."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One model call. `words`: the person's next message; `score`: of its verdict."""
-
-    request: Request
-    reply: Reply
-    score: int | None
-    parent: str | None
-    words: str | None
-
 
 def build_home(home: Path, *, turns: int = 100_000) -> None:
     """Write the store of a home. `turns`: rounded to whole rounds of a thousand. Raises `OSError` if there is one."""
@@ -434,7 +229,8 @@ def build_home(home: Path, *, turns: int = 100_000) -> None:
     if path.exists():
         raise FileExistsError(f"{path} exists: choose another folder")
     with Store.open(path) as store:
-        HomeBuilder(store=store, rounds=max(1, turns // ROUND_TURNS)).build()
+        writer = TurnWriter(store=store, scope=SCOPE, identity="page-home")
+        HomeBuilder(writer=writer, rounds=max(1, turns // ROUND_TURNS)).build()
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.collect.recorded_exchange import conversation
 from tests.collect.test_recorded import check, interleaved
 from tests.collect.world import Ask, Say, Stored
 
@@ -161,19 +160,6 @@ def test_repeated_kills_do_not_change_the_result(tmp_path: Path) -> None:
     check(killed, people)
     killed.store.close()
     whole.store.close()
-
-
-def test_the_recorded_day_is_linked_fast_enough(tmp_path: Path) -> None:
-    """CPU time of one request, everything included; a person's day is some hundred requests."""
-    world = Stored(tmp_path / "store.db")
-    steps = conversation("ann")
-    for step in steps:
-        world.play(step, collect=False)
-    began = time.process_time()
-    world.collect()
-    each = (time.process_time() - began) / (len(steps) / 2)
-    assert each < 0.05, f"{each * 1e3:.1f} ms"
-    world.store.close()
 
 
 def test_a_clock_that_jumps_ahead_drops_no_turn(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from tests.cpu_time import bounded_cpu_time
+from tests.growth import check_linear_growth
 
 from openclaw_rl.collect.traffic import TrafficClassifier
 from openclaw_rl.common import client_patterns, message_hash
@@ -185,11 +186,14 @@ def test_an_expression_that_needs_backtracking_is_refused_at_the_start(
 
 
 def test_an_owners_expression_reads_all_of_a_long_text_in_linear_time() -> None:
-    text = "<x>" + "y" * SIZE + "</x>"
     passing = message_hash.EphemeralMatcher(["^(<x>(y+)+</x>)+$"])
-    assert passing(user(text))
-    with bounded_cpu_time(0.1):
-        assert not passing(user(text + "!"))
+
+    def almost(size: int) -> dict[str, Any]:
+        return user("<x>" + "y" * size + "</x>!")
+
+    assert passing(user("<x>" + "y" * SIZE + "</x>"))
+    assert not passing(almost(SIZE))
+    check_linear_growth(passing, almost, SIZE)
 
 
 def test_messages_typed_during_a_run_are_never_ephemeral() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.cpu_time import bounded_cpu_time
+from tests.growth import check_linear_growth
 
 from openclaw_rl.common.rules.speakers import own_words
 
@@ -29,6 +29,5 @@ def test_quotations_of_several_words_are_left_out(text: str, expected: str) -> N
 
 
 @pytest.mark.parametrize("unit", ['"', "“", "„", "«", "「", "> \n", '"a b'])
-def test_many_quotation_marks_are_read_at_once(unit: str) -> None:
-    with bounded_cpu_time(0.2):
-        own_words(unit * (8_192 // len(unit)))
+def test_many_quotation_marks_are_read_in_linear_time(unit: str) -> None:
+    check_linear_growth(own_words, lambda size: unit * (size // len(unit)), 8_192)

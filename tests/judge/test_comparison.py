@@ -75,7 +75,7 @@ def trainable(world: World, *, need_hint: bool = False) -> dict[str, int | None]
     found = read(
         world,
         lambda conn: training_queue.trainable_turns(
-            conn, head=0, limit=999, max_uses=1, need_score=True, need_hint=need_hint
+            conn, limit=999, max_uses=1, need_score=True, need_hint=need_hint
         ),
     )
     return {item.turn.id: item.verdict.score for item in found}

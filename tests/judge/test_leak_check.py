@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from aiohttp import web
-from tests.cpu_time import bounded_cpu_time
+from tests.growth import check_linear_growth
 from tests.judge.endpoint import completion, serving, vote
 
 from openclaw_rl.judge.leak_check import LeakCheck
@@ -114,12 +114,18 @@ def test_a_comment_is_read_and_the_conversation_is_known() -> None:
     assert leak("Say 39.") is None
 
 
-def test_the_time_of_a_search_is_bounded() -> None:
+@pytest.mark.parametrize("words", ["_", "a_", "1/", "1.1 ", "a b ", "`a` ", "/a", "字"])
+def test_a_search_takes_linear_time(words: str) -> None:
     """The reaction has a million characters, and the hint as many as a teacher's may have."""
-    check = LeakCheck(turn("_a 1/1 " * 150_000), lambda message: False)
-    with bounded_cpu_time(2.0):
-        for words in ("_", "a_", "1/", "1.1 ", "a b ", "`a` ", "/a", "字"):
-            check.find_leak(words * (1200 // len(words)))
+
+    def check_of(size: int) -> LeakCheck:
+        return LeakCheck(turn("_a 1/1 " * (size // 7)), lambda message: False)
+
+    def hint(size: int) -> str:
+        return words * (size // len(words))
+
+    check_linear_growth(check_of(1_000_000).find_leak, hint, 1200)
+    check_linear_growth(lambda check: check.find_leak(hint(1200)), check_of, 1_000_000)
 
 
 def test_a_leaking_hint_of_the_judge_is_dropped_with_the_reason_and_the_score_stays() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cpu_time import bounded_cpu_time
+from tests.growth import check_linear_growth
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.judge.rules import MAX_SEARCHED_CHARS, MAX_USER_CHARS, RulesJudge
@@ -293,12 +293,15 @@ def test_ordinary_text_gives_no_verdict(
 
 
 @pytest.mark.parametrize("words", ["could you please ", "can you ", "much too ", "it is too "])
-def test_a_polite_person_is_judged_at_once(words: str) -> None:
+def test_a_polite_person_is_judged_in_linear_time(words: str) -> None:
     """These took minutes, and the judge was killed and began again for ever."""
     judge = RulesJudge.load()
-    with bounded_cpu_time(0.2):
-        assert ask(judge, item(("user", words * 30))).score is None
-        assert ask(judge, item(("user", words * 4000))).score is None
+
+    def judge_words(count: int) -> None:
+        assert ask(judge, item(("user", words * count))).score is None
+
+    judge_words(30)
+    check_linear_growth(judge_words, lambda size: size, 4_000)
 
 
 def test_unless_cancels_a_match(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 import pytest
-from benchmarks.page_home import SESSION_TURNS, build_home
+from benchmarks.home_turns import SESSION_TURNS
+from benchmarks.page_home import build_home
 from tests.page.views import collect, open_store, show
 from tests.store import world
 

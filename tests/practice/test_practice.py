@@ -45,7 +45,7 @@ from openclaw_rl.store.lessons import lessons, practice_turns, removal
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.questions import question_hash
 from openclaw_rl.store.lessons.scopes import LessonScope, user_scope
-from openclaw_rl.store.lineage import policies, training_queue, version_stats
+from openclaw_rl.store.lineage import head_moves, policies, training_queue, version_stats
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.types import Kind, Origin, PolicyState, Sampling
@@ -281,10 +281,7 @@ def test_practice_turns_belong_to_no_conversation(
         )  # type: ignore[union-attr]
         assert version_stats.satisfaction_by_version(conn, [0, 1]) == {0: (1, 1)}
         assert (
-            training_queue.count_trainable(
-                conn, head=1, max_uses=2, need_score=True, need_hint=True
-            )
-            == 1
+            training_queue.count_trainable(conn, max_uses=2, need_score=True, need_hint=True) == 1
         )
         assert practice_turns.pending_turns(conn) == []
         assert [session.name for session in sessions.iter_sessions(conn)] == [turn]
@@ -317,7 +314,7 @@ def test_practice_resumes_after_a_rollback(store: Store, make_loop: MakeLoop, fi
     settle(loop)
     assert (state_of(store, "aa"), uses_of(store, 3)) == (LessonState.LEARNED, [])
     with store.write() as conn:
-        policies.roll_back(conn, to=0, reason="worse", at=1.0)
+        head_moves.roll_back(conn, to=0, reason="worse", at=1.0)
         assert lessons.list_lessons(conn, states=[LessonState.ACTIVE])
     settle(loop)
     assert state_of(store, "aa") is LessonState.LEARNED

@@ -13,7 +13,7 @@ import pytest
 from tests.serve.conftest import KEY, OTHER_KEY, USER, Answer, Site, Start, wait_for
 
 from openclaw_rl.store import heartbeats
-from openclaw_rl.store.lineage import policies, retraining
+from openclaw_rl.store.lineage import head_moves, retraining
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 from openclaw_rl.types import PolicyState, RepeatedBatch
 
@@ -159,14 +159,14 @@ def test_metrics_of_the_newest_version(site: Site, tmp_path: Path) -> None:
     site.publish(tmp_path / "p", metrics={"loss/total": 0.25})
     wait_for(told, lambda m: m == {"version": 3, "loss_total": 0.25})
     with site.store.write() as conn:
-        policies.roll_back(conn, to=0, reason="worse", at=time.time())
+        head_moves.roll_back(conn, to=0, reason="worse", at=time.time())
     wait_for(told, lambda m: m == {"version": 0})
 
 
 def test_metrics_count_the_versions_by_state(site: Site, tmp_path: Path) -> None:
     site.publish(tmp_path / "p")
     with site.store.write() as conn:
-        policies.roll_back(conn, to=0, reason="satisfaction fell", at=time.time(), automatic=True)
+        head_moves.roll_back(conn, to=0, reason="satisfaction fell", at=time.time(), automatic=True)
     line = 'openclaw_policy_versions{state="rolled_back"} 1.0'
     wait_for(lambda: line in site.http.get("/metrics").text.splitlines(), bool)
 

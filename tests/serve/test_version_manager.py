@@ -18,7 +18,7 @@ from openclaw_rl.errors import SamplingUnsupported
 from openclaw_rl.serve.versions.place_queue import plan_versions
 from openclaw_rl.serve.versions.version_manager import VersionManager
 from openclaw_rl.store import events
-from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage import head_moves, policies
 from openclaw_rl.types import ExchangeStatus, PolicyState
 
 
@@ -35,7 +35,7 @@ def test_a_new_head_answers_new_requests(site: Site, tmp_path: Path) -> None:
     assert reply is not None
     assert [(s.start, s.version) for s in reply.spans] == [(0, 1)]
     with site.store.write() as conn:
-        policies.roll_back(conn, to=0, reason="worse", at=time.time())
+        head_moves.roll_back(conn, to=0, reason="worse", at=time.time())
     wait_for(lambda: fingerprint(site), lambda v: v == "v0")
     assert fingerprint(site, "openclaw@1") == "v1", "a pinned version can still be asked"
 

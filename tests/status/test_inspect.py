@@ -18,7 +18,7 @@ from openclaw_rl.common.progress import Activity, WorkKind
 from openclaw_rl.status import report
 from openclaw_rl.store import exchanges, heartbeats, leases, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage import head_moves, policies
 from openclaw_rl.types import Capture, Policy, PolicyState, Use, Vote
 
 LONG_ID = "6a14cd08-fc9f-40a2-809c-cbc78d9ea615-with-more"
@@ -53,7 +53,7 @@ def home(tmp_path: Path) -> Path:
         )
         policies.publish(conn, lease, made(1, 0), [Use(policy=1, turn="turn-1", number=1)], 21.0)
         policies.reject(conn, lease, made(2, 1), [], 22.0)
-        policies.roll_back(conn, to=0, reason="rolled back by hand", at=23.0)
+        head_moves.roll_back(conn, to=0, reason="rolled back by hand", at=23.0)
         policies.publish(conn, lease, made(3, 0), [], 24.0)
         redacted = world.request(
             "secret", messages=(), marks=request.marks, capture=Capture.REDACTED, session="s"

@@ -148,9 +148,7 @@ def test_the_training_queue_names_the_damaged_turn(world: World, sql: str) -> No
     judged(world, "a", "b", "c")
     damage(world.store, sql)
     with world.store.read() as conn, pytest.raises(DamagedRow, match=r"^damaged: it") as caught:
-        training_queue.trainable_turns(
-            conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=True
-        )
+        training_queue.trainable_turns(conn, limit=9, max_uses=1, need_score=True, need_hint=True)
     assert caught.value.turn == "b"
 
 

@@ -17,7 +17,7 @@ from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.status.report import collect_status
 from openclaw_rl.store import events, leases, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import policies, training_queue
+from openclaw_rl.store.lineage import head_moves, policies, training_queue
 from openclaw_rl.types import FinishReason, Lease, Policy, PolicyState, Use
 
 TTL = 30.0
@@ -43,7 +43,6 @@ def uses_of(conn: Connection, version: int, *ids: str) -> list[Use]:
 
 def claimed(
     conn: Connection,
-    head: int = 0,
     *,
     max_uses: int = 1,
     limit: int = 99,
@@ -51,16 +50,16 @@ def claimed(
     hint: bool = True,
 ) -> list[str]:
     found = training_queue.trainable_turns(
-        conn, head=head, limit=limit, max_uses=max_uses, need_score=score, need_hint=hint
+        conn, limit=limit, max_uses=max_uses, need_score=score, need_hint=hint
     )
     return [j.turn.id for j in found]
 
 
 def replayed(
-    conn: Connection, head: int, *, max_uses: int = 2, limit: int = 99, skip: Sequence[str] = ()
+    conn: Connection, *, max_uses: int = 2, limit: int = 99, skip: Sequence[str] = ()
 ) -> list[str]:
     found = training_queue.replay_turns(
-        conn, head=head, limit=limit, max_uses=max_uses, need_score=True, need_hint=True, skip=skip
+        conn, limit=limit, max_uses=max_uses, need_score=True, need_hint=True, skip=skip
     )
     return [j.turn.id for j in found]
 
@@ -127,7 +126,7 @@ def test_publishing_moves_the_head(conn: Connection) -> None:
         2,
     )
     assert events.read_after(conn, 0, 99)[-1].kind == "policy.live"
-    assert claimed(conn, 1) == []
+    assert claimed(conn) == []
 
 
 @pytest.mark.parametrize(
@@ -204,8 +203,8 @@ def test_a_rollback_moves_the_head_and_marks_versions(conn: Connection) -> None:
         policies.publish(
             conn, lease, policy(version, version - 1), uses_of(conn, version, id_), 101.0
         )
-    assert claimed(conn, 3) == []
-    head = policies.roll_back(conn, to=1, reason="satisfaction fell", at=110.0)
+    assert claimed(conn) == []
+    head = head_moves.roll_back(conn, to=1, reason="satisfaction fell", at=110.0)
     assert head.version == policies.head(conn).version == 1
     assert [(p.version, p.state.value) for p in policies.list_all(conn)] == [
         (0, "live"),
@@ -213,16 +212,16 @@ def test_a_rollback_moves_the_head_and_marks_versions(conn: Connection) -> None:
         (2, "rolled_back"),
         (3, "rolled_back"),
     ]
-    assert claimed(conn, 1) == ["b", "c"], "the turns of what was rolled back are free"
+    assert claimed(conn) == ["b", "c"], "the turns of what was rolled back are free"
     with pytest.raises(StaleLease, match="the head is now 1"):
         policies.publish(conn, lease, policy(4, 3), [], 111.0)
     policies.publish(conn, lease, policy(4, 1), uses_of(conn, 4, "b"), 112.0)
-    assert (policies.lineage(conn, 4), claimed(conn, 4)) == ([4, 1, 0], ["c"])
+    assert (policies.lineage(conn, 4), claimed(conn)) == ([4, 1, 0], ["c"])
     for bad in (4, 2, 9):
         with pytest.raises(
             ValueError, match=r"expected an ancestor of the head 4, one of \[1, 0\]"
         ):
-            policies.roll_back(conn, to=bad, reason="x", at=113.0)
+            head_moves.roll_back(conn, to=bad, reason="x", at=113.0)
 
 
 # --- claims ------------------------------------------------------------------------------------------------------
@@ -244,7 +243,7 @@ def test_only_turns_with_a_signal_for_the_method_are_queued(conn: Connection) ->
 def test_queued_turns_are_complete(conn: Connection) -> None:
     judged(conn, "a", hints=("h",))
     (found,) = training_queue.trainable_turns(
-        conn, head=0, limit=1, max_uses=1, need_score=True, need_hint=False
+        conn, limit=1, max_uses=1, need_score=True, need_hint=False
     )
     assert found.exchange.request.prompt_ids.tolist() == [1, 2, 3, 2**31 - 1]
     assert (found.verdict, found.earlier_uses) == (verdict("a", hints=("h",)), 0)
@@ -264,13 +263,13 @@ def test_a_turn_is_replayed_once(conn: Connection) -> None:
     lease = take(conn)
     for id_ in "abc":
         judged(conn, id_)
-    assert replayed(conn, 0) == [], "what was never used is not used again"
+    assert replayed(conn) == [], "what was never used is not used again"
     policies.publish(conn, lease, policy(1, 0), uses_of(conn, 1, "a", "b"), 101.0)
-    assert (claimed(conn, 1, max_uses=2), replayed(conn, 1)) == (["c"], ["a", "b"])
-    assert replayed(conn, 1, max_uses=1) == []
+    assert (claimed(conn, max_uses=2), replayed(conn)) == (["c"], ["a", "b"])
+    assert replayed(conn, max_uses=1) == []
     policies.publish(conn, lease, policy(2, 1), uses_of(conn, 2, "c", "b"), 102.0)
     assert [(u.turn, u.number) for u in policies.uses_of_version(conn, 2)] == [("c", 1), ("b", 2)]
-    assert (claimed(conn, 2, max_uses=2), replayed(conn, 2)) == ([], ["a", "c"])
+    assert (claimed(conn, max_uses=2), replayed(conn)) == ([], ["a", "c"])
 
 
 def test_a_rollback_restores_both_uses(conn: Connection) -> None:
@@ -280,14 +279,12 @@ def test_a_rollback_restores_both_uses(conn: Connection) -> None:
         policies.publish(
             conn, lease, policy(version, version - 1), uses_of(conn, version, "a"), 101.0
         )
-    policies.roll_back(conn, to=1, reason="x", at=102.0)
-    assert (claimed(conn, 1, max_uses=2), replayed(conn, 1)) == ([], ["a"]), (
-        "its second use is undone"
-    )
+    head_moves.roll_back(conn, to=1, reason="x", at=102.0)
+    assert (claimed(conn, max_uses=2), replayed(conn)) == ([], ["a"]), "its second use is undone"
     policies.publish(conn, lease, policy(3, 1), uses_of(conn, 3, "a"), 103.0)
-    assert replayed(conn, 3) == []
-    policies.roll_back(conn, to=1, reason="x", at=104.0)
-    assert replayed(conn, 1) == [], "it is not tried for ever"
+    assert replayed(conn) == []
+    head_moves.roll_back(conn, to=1, reason="x", at=104.0)
+    assert replayed(conn) == [], "it is not tried for ever"
 
 
 def test_a_turn_with_both_uses_rolled_back_is_fresh_again(conn: Connection) -> None:
@@ -297,10 +294,10 @@ def test_a_turn_with_both_uses_rolled_back_is_fresh_again(conn: Connection) -> N
         policies.publish(
             conn, lease, policy(version, version - 1), uses_of(conn, version, "a"), 101.0
         )
-    policies.roll_back(conn, to=0, reason="x", at=102.0)
-    assert (claimed(conn, 0, max_uses=2), replayed(conn, 0)) == (["a"], [])
+    head_moves.roll_back(conn, to=0, reason="x", at=102.0)
+    assert (claimed(conn, max_uses=2), replayed(conn)) == (["a"], [])
     policies.publish(conn, lease, policy(3, 0), uses_of(conn, 3, "a"), 103.0)
-    assert (claimed(conn, 3, max_uses=2), replayed(conn, 3)) == ([], [])
+    assert (claimed(conn, max_uses=2), replayed(conn)) == ([], [])
 
 
 def test_a_turn_is_dropped_after_two_rejections_also_with_replay(conn: Connection) -> None:
@@ -309,9 +306,9 @@ def test_a_turn_is_dropped_after_two_rejections_also_with_replay(conn: Connectio
     judged(conn, "b")
     policies.publish(conn, lease, policy(1, 0), uses_of(conn, 1, "a"), 101.0)
     for version in (2, 3):
-        assert (claimed(conn, 1, max_uses=2), replayed(conn, 1)) == (["b"], ["a"])
+        assert (claimed(conn, max_uses=2), replayed(conn)) == (["b"], ["a"])
         policies.reject(conn, lease, policy(version, 1), uses_of(conn, version, "a", "b"), 102.0)
-    assert (claimed(conn, 1, max_uses=2), replayed(conn, 1)) == ([], [])
+    assert (claimed(conn, max_uses=2), replayed(conn)) == ([], [])
 
 
 @dataclass
@@ -400,10 +397,10 @@ def test_queue_selection_holds_on_random_lineages(
                 line = policies.lineage(conn, head)
                 if len(line) > 1:
                     head = line[1 + choice % (len(line) - 1)]
-                    policies.roll_back(conn, to=head, reason="x", at=101.0)
+                    head_moves.roll_back(conn, to=head, reason="x", at=101.0)
             else:
-                batch = claimed(conn, head, max_uses=max_uses)[: 1 + choice]
-                batch += replayed(conn, head, max_uses=max_uses, limit=choice)
+                batch = claimed(conn, max_uses=max_uses)[: 1 + choice]
+                batch += replayed(conn, max_uses=max_uses, limit=choice)
                 version = policies.next_version(conn)
                 made: Policy = policy(version, head)
                 act = policies.publish if what == "publish" else policies.reject
@@ -412,12 +409,11 @@ def test_queue_selection_holds_on_random_lineages(
                 model.used += [(version, turn) for turn in batch]
                 model.rejected |= {version} if what == "reject" else set()
                 head = version if what == "publish" else head
-            for at in model.parents if n == len(script) - 1 else (head,):
-                assert claimed(conn, at, max_uses=max_uses) == model.claimable(at, max_uses)
-                again = model.replayable(at, max_uses)
-                assert replayed(conn, at, max_uses=max_uses) == again
-                assert replayed(conn, at, max_uses=max_uses, limit=2) == again[-2:], "the newest"
-                assert replayed(conn, at, max_uses=max_uses, skip=again[:2]) == again[2:]
+            assert claimed(conn, max_uses=max_uses) == model.claimable(head, max_uses)
+            again = model.replayable(head, max_uses)
+            assert replayed(conn, max_uses=max_uses) == again
+            assert replayed(conn, max_uses=max_uses, limit=2) == again[-2:], "the newest"
+            assert replayed(conn, max_uses=max_uses, skip=again[:2]) == again[2:]
         undo.rollback()
     for at in model.parents:
         line = model.line(at)
@@ -431,11 +427,11 @@ def test_an_automatic_rollback_is_shown_after_a_manual_move_of_another_policy(
     lease = take(conn)
     for version, name in ((1, "agent:ann"), (2, "agent:bob")):
         policies.publish(conn, lease, replace(policy(version, 0), name=name), [], 100.0)
-    policies.roll_back(
+    head_moves.roll_back(
         conn, to=0, reason="satisfaction fell", at=101.0, automatic=True, name="agent:ann"
     )
-    policies.roll_back(conn, to=0, reason="by hand", at=102.0, name="agent:bob")
+    head_moves.roll_back(conn, to=0, reason="by hand", at=102.0, name="agent:bob")
     shown = collect_status(conn, 103.0)["automatic_rollback"]
     assert (shown["reason"], shown["left"]) == ("satisfaction fell", [1])
-    policies.promote(conn, to=1, reason="by hand", at=104.0)
+    head_moves.promote(conn, to=1, reason="by hand", at=104.0)
     assert collect_status(conn, 105.0)["automatic_rollback"] is None

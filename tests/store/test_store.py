@@ -33,7 +33,7 @@ from openclaw_rl.store import (
     turns,
 )
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import policies, training_queue
+from openclaw_rl.store.lineage import live_scores, policies, policy_names, training_queue
 from openclaw_rl.store.migrations import MIGRATIONS, run_script
 from openclaw_rl.store.trust import tables
 from openclaw_rl.types import TurnState
@@ -486,17 +486,28 @@ def test_the_queries_of_the_loops_use_their_indexes(store: Store) -> None:
         policies.ensure_root(conn, base="b", identity="i", at=1.0)
         asked = _watched(conn)
         turns.closed_turns(conn, 5)
+        own = policy_names.owner_filter("agent", "agent:key:coder")
         training_queue.trainable_turns(
-            conn, head=0, limit=5, max_uses=1, need_score=True, need_hint=True
+            conn, limit=5, max_uses=1, need_score=True, need_hint=True, owner=own
         )
         training_queue.replay_turns(
-            conn, head=0, limit=5, max_uses=2, need_score=True, need_hint=True
+            conn, limit=5, max_uses=2, need_score=True, need_hint=True, owner=own
         )
+        policy_names.waiting_names(conn, "agent")
+        live_scores.newest_scores(conn, 0, after=0, limit=5, owner=own)
+        live_scores.names_with_scores(conn, "agent", after=live_scores.newest_score(conn))
         exchanges.fail_running(conn, "x", 1.0)
         events.read_after(conn, 0, 5, ["a"])
         leases.acquire(conn, "a", "b", 1, 1)
         plans = [line for sql, values in asked for line in _plan(conn, sql, values)]
-    assert any("turns_claimable" in line for line in plans)
+    for searched in (
+        "turns_claimable (signal=? AND uses=? AND owner=?)",
+        "turns_claimable (signal=? AND uses=?)",
+        "turns_lost (signal=? AND owner=?)",
+        "turns_lost (signal=?)",
+        "turns_owner (owner=? AND seq>?)",
+    ):
+        assert any(searched in line for line in plans), searched
     whole = (
         "SCAN turns",
         "SCAN exchanges",
@@ -507,6 +518,8 @@ def test_the_queries_of_the_loops_use_their_indexes(store: Store) -> None:
     )
     bad = [line for line in plans if line.startswith(whole) and "USING" not in line]
     assert not bad
+    scanned = {line for line in plans if line.startswith("SCAN turns")}
+    assert scanned == {"SCAN turns USING INDEX turns_closed"}, "an index of turns that wait"
 
 
 def _watched(conn: Connection) -> list[tuple[str, object]]:

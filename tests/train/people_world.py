@@ -22,7 +22,7 @@ from openclaw_rl.status.report import collect_status
 from openclaw_rl.store import exchanges, reactions, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.feedback import records
-from openclaw_rl.store.lineage import policies, training_queue
+from openclaw_rl.store.lineage import training_queue
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.types import Feedback, JudgedTurn, Verdict
@@ -173,10 +173,9 @@ class Home:
     def waiting(self) -> set[str]:
         """Turns that the next steps may be trained on."""
         with self.store.read() as conn:
-            head = policies.head(conn).version
             return set(
                 training_queue.trainable_ids(
-                    conn, head=head, limit=10_000, max_uses=1, need_score=True, need_hint=False
+                    conn, limit=10_000, max_uses=1, need_score=True, need_hint=False
                 )
             )
 

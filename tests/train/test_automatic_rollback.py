@@ -13,7 +13,7 @@ from openclaw_rl.settings.load import train_settings
 from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import policies, policy_marks
+from openclaw_rl.store.lineage import policies, policy_marks, version_files
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.orchestrator import TrainLoop
@@ -267,7 +267,7 @@ def test_a_fall_without_a_target_is_reported_once(
 ) -> None:
     loop = make_loop()
     learn_two_versions(store, loop, fill)
-    monkeypatch.setattr(policies, "rollback_targets", lambda *_: [])
+    monkeypatch.setattr(version_files, "rollback_targets", lambda *_: [])
     fill(store, 12, score=-1, **answered_by(2))
     loop.run_once()
     fill(store, 1, score=-1, **answered_by(2))

@@ -246,4 +246,4 @@ def test_turns_that_failed_alone_are_counted_by_the_code_of_their_versions(
             version = failed_version(root, number, Reason(code, words), at=1.0)
             uses = [Use(policy=number, turn=turn, number=1)]
             policies.insert_version(conn, version, uses, PolicyState.REJECTED)
-        assert batch_bisection.count_failed_alone(conn, policies.list_all(conn)) == 2
+        assert batch_bisection.count_failed_alone(conn) == 2

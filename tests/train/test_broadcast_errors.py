@@ -16,7 +16,7 @@ from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import TrackConfig, TrainConfig, train_settings
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage import head_moves, policies
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.orchestrator import TrainLoop
@@ -53,7 +53,7 @@ class Undone(Picky):
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
         if self.undo is not None:
             with self.undo.write() as conn:
-                policies.roll_back(conn, to=0, reason="a person said so", at=time.time())
+                head_moves.roll_back(conn, to=0, reason="a person said so", at=time.time())
             self.undo = None
         return super().step(samples, out)
 
@@ -195,7 +195,7 @@ def test_versions_outside_of_the_lineage_do_not_add_age(
         undone += fill(store, 4, request={"version": version - 1})
         assert loop.run_once()
     with store.write() as conn:
-        policies.roll_back(conn, to=0, reason="a person said so", at=time.time())
+        head_moves.roll_back(conn, to=0, reason="a person said so", at=time.time())
         for turn in undone:
             turns.mark_untrainable(conn, {turn: Reason(ReasonCode.TAKEN_BACK, "taken back")})
     for version, parent in ((4, 0), (5, 4)):

@@ -20,7 +20,7 @@ from openclaw_rl.settings.load import from_flat, train_settings
 from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import candidates, policies, policy_marks, training_queue
+from openclaw_rl.store.lineage import candidates, head_moves, policies, policy_marks, training_queue
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.orchestrator import TrainLoop
@@ -139,7 +139,7 @@ def test_a_moved_head_frees_the_turns_of_a_candidate(
     batch = fill(store, 4)
     assert loop.run_once()
     with store.write() as conn:
-        policies.roll_back(conn, to=0, reason="worse", at=1.0)
+        head_moves.roll_back(conn, to=0, reason="worse", at=1.0)
     settle(loop)
     second = all_versions(store)[2]
     assert (second.state, uses_of(store, 2)) == (PolicyState.REJECTED, [])
@@ -251,7 +251,7 @@ def test_a_trainer_killed_during_the_gate_continues_with_the_candidate(
     with store.read() as conn:
         (candidate,) = candidates.list_candidates(conn)
         waiting = training_queue.trainable_turns(
-            conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=True
+            conn, limit=9, max_uses=1, need_score=True, need_hint=True
         )
     assert Path(str(candidate.path)).is_dir()
     loop = make_loop()

@@ -22,7 +22,7 @@ from openclaw_rl.errors import ConfigError, IdentityMismatch, ModelError
 from openclaw_rl.settings.load import Config, train_settings
 from openclaw_rl.store import events, leases
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage import head_moves, policies
 from openclaw_rl.supervisor.completion import save_last_checkpoint
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train import checkpoints, resume
@@ -163,14 +163,14 @@ def test_a_checkpoint_of_another_lineage_is_replaced_but_not_of_another_home(
     loop = make_loop(save_dir=str(out))
     learn(loop, store, fill, 2)
     with store.write() as conn:
-        policies.roll_back(conn, to=1, reason="worse", at=time.time())
+        head_moves.roll_back(conn, to=1, reason="worse", at=time.time())
     learn(loop, store, fill, 1)
     assert read_meta(out / "checkpoint-2").version == 3
     note = out / "checkpoint-2" / META_FILE
     theirs = json.dumps(json.loads(note.read_text()) | {"home": "/elsewhere"})
     note.write_text(theirs)
     with store.write() as conn:
-        policies.roll_back(conn, to=1, reason="worse again", at=time.time())
+        head_moves.roll_back(conn, to=1, reason="worse again", at=time.time())
     learn(loop, store, fill, 1)
     assert note.read_text() == theirs
     assert head_of(store).version == 4, "learning goes on"

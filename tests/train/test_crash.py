@@ -141,7 +141,7 @@ def test_a_kill_between_folder_and_row_is_recovered(
     with store.read() as conn:
         assert policies.head(conn).version == 0
         free = training_queue.trainable_turns(
-            conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=True
+            conn, limit=9, max_uses=1, need_score=True, need_hint=True
         )
     assert [i.turn.id for i in free] == ids, "the batch is free again"
     rescue(store, builder, tmp_path).close()

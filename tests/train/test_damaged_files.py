@@ -17,7 +17,7 @@ from openclaw_rl.settings.load import from_flat, train_settings
 from openclaw_rl.status.diagnose import find_diagnoses
 from openclaw_rl.store import file_digests
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage import policies, version_files
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.rollback import check_policy_files, plan_rollback
@@ -119,7 +119,7 @@ def test_a_damaged_head_is_not_a_start_for_training(
     assert "version 3 is damaged: " in caplog.text
     assert "the head moves back from version 3 to version 2" in caplog.text
     with store.read() as conn:
-        (report,) = policies.damage_reports(conn)
+        (report,) = version_files.damage_reports(conn)
     assert report.startswith(
         f"version 3 is damaged: {'average.state' if kind.startswith('with') else name} "
     )
@@ -147,7 +147,7 @@ def test_without_a_sound_version_training_starts_from_the_base(
         loop.run_once()
     assert (head.parent, trainer.loaded) == (0, [None])
     with store.read() as conn:
-        assert len(policies.damage_reports(conn)) == versions
+        assert len(version_files.damage_reports(conn)) == versions
     while loop.run_once():
         pass
     with store.read() as conn:
@@ -178,7 +178,7 @@ def test_a_damaged_older_version_is_reported_and_is_no_rollback_target(
     run_idle(loop)
     assert policy_of(store).version == 4
     with store.read() as conn:
-        (report,) = policies.damage_reports(conn)
+        (report,) = version_files.damage_reports(conn)
         assert report.startswith("version 3 is damaged: optimizer.state has sha256 ")
         with pytest.raises(
             OpenClawError, match=r"^version 3 cannot be served: .* back to: 2, 1, 0$"
@@ -227,7 +227,7 @@ def test_restored_files_clear_the_damage(
     run_idle(loop)
     assert policy_of(store, 1).damage is None
     with store.read() as conn:
-        assert policies.rollback_targets(conn) == [1, 0]
+        assert version_files.rollback_targets(conn) == [1, 0]
 
 
 def test_turns_of_damaged_versions_are_trained_on_again(
@@ -270,9 +270,9 @@ def test_versions_of_an_older_program_are_checked_by_the_digest_of_their_weights
     with store.write() as conn:
         conn.exec_driver_sql("UPDATE policies SET files = NULL")
     flip(file_of(store, 2, "optimizer.state"))
-    assert policies.examine_files(store, 2) is None
+    assert version_files.examine_files(store, 2) is None
     flip(file_of(store, 2, "adapter_model.safetensors"))
-    assert "the weights have digest" in str(policies.examine_files(store, 2))
+    assert "the weights have digest" in str(version_files.examine_files(store, 2))
     assert policy_of(store).version == 1
 
 
@@ -289,8 +289,10 @@ def test_large_files_that_have_not_changed_are_not_read_again(
     os.utime(
         file, ns=(before.st_atime_ns, before.st_mtime_ns)
     )  # a fault of the disk changes no times
-    assert policies.examine_files(store, 1, trusts_known=True) is None
-    assert str(policies.examine_files(store, 1)).startswith("adapter_model.safetensors has sha256")
+    assert version_files.examine_files(store, 1, trusts_known=True) is None
+    assert str(version_files.examine_files(store, 1)).startswith(
+        "adapter_model.safetensors has sha256"
+    )
 
 
 def test_large_files_are_read_again_after_a_change(
@@ -300,5 +302,5 @@ def test_large_files_are_read_again_after_a_change(
     loop, _ = start()
     learn(loop, store, fill, 1)
     flip(file_of(store, 1, "adapter_model.safetensors"))
-    damage = policies.examine_files(store, 1, trusts_known=True)
+    damage = version_files.examine_files(store, 1, trusts_known=True)
     assert str(damage).startswith("adapter_model.safetensors has sha256")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.cpu_time import bounded_cpu_time
+from tests.growth import check_linear_growth
 from tests.train.external_world import World, connect_when_free, take_step
 
 from openclaw_rl.cli.main import cli
@@ -263,22 +263,26 @@ def test_a_reader_that_does_not_answer_in_time_loses_its_batch(
 
 def test_a_batch_of_long_prompts_is_read_in_linear_time() -> None:
     """A hundred thousand tokens in each of a hundred rows are a line of 60 MB."""
-    here, there = socket.socketpair()
-    body = (
-        b'{"batch": {"id": 1, "version": 1, "folder": "f", "rows": [{"turn": "'
-        + b"t" * 60_000_000
-        + b'"}]}}\n'
-    )
-    lines = b'{"welcome": {}}\n', body, b'{"refused": "the end"}\n'
-    sender = threading.Thread(target=lambda: [there.sendall(line) for line in lines])
-    sender.start()
-    with there, BatchStream(here, {"hello": {}}) as stream:
-        with bounded_cpu_time(2.0):
-            batch = stream.current_batch()
-        assert len(batch.rows[0]["turn"]) == 60_000_000
-        with pytest.raises(StreamEnded, match="the end"):
-            stream.receive_batch()
-        sender.join()
+
+    def lines_of(size: int) -> tuple[bytes, bytes, bytes]:
+        body = (
+            b'{"batch": {"id": 1, "version": 1, "folder": "f", "rows": [{"turn": "'
+            + b"t" * size
+            + b'"}]}}\n'
+        )
+        return b'{"welcome": {}}\n', body, b'{"refused": "the end"}\n'
+
+    def receive(lines: tuple[bytes, bytes, bytes]) -> None:
+        here, there = socket.socketpair()
+        sender = threading.Thread(target=lambda: [there.sendall(line) for line in lines])
+        sender.start()
+        with there, BatchStream(here, {"hello": {}}) as stream:
+            assert len(stream.current_batch().rows[0]["turn"]) > len(lines[1]) - 100
+            with pytest.raises(StreamEnded, match="the end"):
+                stream.receive_batch()
+            sender.join()
+
+    check_linear_growth(receive, lines_of, 60_000_000)
 
 
 def test_one_pass_over_the_dataset_is_one_batch(

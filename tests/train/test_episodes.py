@@ -94,7 +94,7 @@ def link(conn: Any, turn: str, parent: str | None, kind: Kind = Kind.MAIN) -> No
 
 def batch_of(store: Store, builder: SampleBuilder, head: Policy, **settings: Any) -> SampleBatch:
     with store.read() as conn:
-        groups = training_queue.trainable_groups(conn, head=0, limit=9, max_uses=1)
+        groups = training_queue.trainable_groups(conn, limit=9, max_uses=1)
         ids = [turn for group in groups for turn in group]
         items = training_queue.load_judged_turns(conn, ids)
     method = make_method(train_settings({"method": "groups"} | settings))
@@ -301,7 +301,7 @@ def test_a_collector_that_dies_during_settlement_settles_nothing(
         assert {episode.settled_at for episode in episodes.episodes_of_group(conn, "g")} == {None}
     assert run_in_process(collect_all) == 0
     with store.read() as conn:
-        (group,) = training_queue.trainable_groups(conn, head=0, limit=9, max_uses=1)
+        (group,) = training_queue.trainable_groups(conn, limit=9, max_uses=1)
         ended = conn.exec_driver_sql(
             "SELECT count(*) FROM events WHERE kind = 'episode.ended'"
         ).scalar_one()

@@ -165,7 +165,7 @@ def test_turns_of_a_flood_are_trained_on_after_those_of_others(open_home: OpenHo
     say(home, "eve", [(1, 1)])
     with home.store.read() as conn:
         ids = training_queue.trainable_ids(
-            conn, head=0, limit=20, max_uses=1, need_score=True, need_hint=False
+            conn, limit=20, max_uses=1, need_score=True, need_hint=False
         )
         held_out = training_queue.held_out_turns(conn, version=0, limit=9)
     assert ids[:6] == others

@@ -200,9 +200,7 @@ def test_a_rolled_back_version_is_promoted(
     assert states(store) == (2, {0: live, 1: live, 2: live, 3: back})
     with store.read() as conn:
         gone = turns.get(conn, taught[0][0])
-        queue = training_queue.count_trainable(
-            conn, head=2, max_uses=1, need_score=True, need_hint=True
-        )
+        queue = training_queue.count_trainable(conn, max_uses=1, need_score=True, need_hint=True)
         left = policies.get(conn, 3)
     assert left is not None
     assert left.reason == "it was the better one"

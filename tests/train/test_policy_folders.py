@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from openclaw_rl.train import policy_folders
-from openclaw_rl.types import Policy
 
 
 def folder(root: Path, name: str, *, age: float) -> Path:
@@ -16,21 +14,17 @@ def folder(root: Path, name: str, *, age: float) -> Path:
     return path
 
 
-def test_orphaned_folders_are_removed_and_policies_kept(tmp_path: Path, head: Policy) -> None:
+def test_orphaned_folders_are_removed_and_policies_kept(tmp_path: Path) -> None:
     published = folder(tmp_path, "000001-aa", age=50)
     rejected = folder(tmp_path, "000002-bb", age=40)
     folder(tmp_path, "000003-dead", age=30)
     folder(tmp_path, ".000004-half.tmp", age=20)
     mine = folder(tmp_path, "000005-of-the-next-holder", age=-10)
-    rows = [
-        head,
-        replace(head, version=1, path=str(published)),
-        replace(head, version=2, path=str(rejected)),
-    ]
-    removed = policy_folders.remove_orphans(tmp_path, rows, before=1000.0)
+    named = [str(published), str(rejected)]
+    removed = policy_folders.remove_orphans(tmp_path, named, before=1000.0)
     assert removed == [".000004-half.tmp", "000003-dead"]
     assert sorted(tmp_path.iterdir()) == [published, rejected, mine]
-    assert policy_folders.remove_orphans(tmp_path / "nowhere", rows, before=1000.0) == []
+    assert policy_folders.remove_orphans(tmp_path / "nowhere", named, before=1000.0) == []
 
 
 def test_folder_names_are_unique(tmp_path: Path) -> None:

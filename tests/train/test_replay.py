@@ -16,7 +16,7 @@ from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage import head_moves, policies
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.replay import replay_limit
@@ -202,7 +202,7 @@ def test_skipped_replays_are_tried_again_after_a_rollback(
     assert loop.run_once()
     assert numbers(store, 2) == dict.fromkeys(second, 1)
     with store.write() as conn:
-        policies.roll_back(conn, to=1, reason="a person said so", at=time.time())
+        head_moves.roll_back(conn, to=1, reason="a person said so", at=time.time())
     trainer.stale = set()
     assert loop.run_once()
     assert trainer.last == (second, first), "nearer to what wrote them, they may fit"

@@ -19,7 +19,7 @@ from openclaw_rl.settings.load import train_settings
 from openclaw_rl.settings.schema_train import TrainCheckpointConfig
 from openclaw_rl.store import events
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage import policies, version_files
 from openclaw_rl.train import version_thinning
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.policy_folders import META_FILE
@@ -149,11 +149,11 @@ def test_weights_of_old_versions_are_removed(
     rows = rows_of(store)
     assert [v for v in rows if policies.is_removed(rows[v])] == [1, 2, 3, 4, 5]
     assert all(rows[v].digest and rows[v].metrics for v in range(1, 9)), "the rows stay"
-    assert [policies.examine_files(store, v) for v in (6, 7, 8)] == [None] * 3, (
+    assert [version_files.examine_files(store, v) for v in (6, 7, 8)] == [None] * 3, (
         "what was removed is no damage"
     )
     with store.read() as conn:
-        assert policies.damage_reports(conn) == []
+        assert version_files.damage_reports(conn) == []
 
 
 def test_a_rejected_candidate_leaves_no_files(
@@ -177,7 +177,7 @@ def test_rejected_candidates_of_an_older_program_are_removed(
     learn(start(), store, fill, 1)
     assert numbers(tmp_path / "policies") == [1, 2, 4]
     assert numbers(tmp_path / "policies", OPTIMIZER_FILE) == [2, 4]
-    assert policies.examine_files(store, 1) is None
+    assert version_files.examine_files(store, 1) is None
 
 
 def test_a_rollback_to_a_version_without_files_names_the_versions_that_have_them(
@@ -218,7 +218,7 @@ def test_weights_are_removed_some_time_after_the_store_says_so(
     loop = start()
     learn(loop, store, fill, 5)
     assert numbers(tmp_path / "policies") == [1, 2, 3, 4, 5]
-    assert policies.examine_files(store, 1) == policies.REMOVED_REASON
+    assert version_files.examine_files(store, 1) == policies.REMOVED_REASON
     time.sleep(1.1)
     loop._next_check = 0.0
     assert not loop.run_once()
@@ -270,7 +270,7 @@ def test_a_kill_between_store_and_disk_is_recovered(
     )
     assert killed.returncode == -signal.SIGKILL
     assert len(list((tmp_path / "policies").iterdir())) > 3
-    assert [policies.examine_files(store, version) for version in (4, 5, 6)] == [None] * 3
+    assert [version_files.examine_files(store, version) for version in (4, 5, 6)] == [None] * 3
     monkeypatch.undo()
     monkeypatch.setattr(version_thinning, "REMOVAL_DELAY", 0.0)
     learn(start(), store, fill, 1)

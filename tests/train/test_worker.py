@@ -20,7 +20,7 @@ from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import Config, ModelConfig, train_settings
 from openclaw_rl.store import events, heartbeats, leases, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import policies, training_queue
+from openclaw_rl.store.lineage import head_moves, policies, training_queue
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.lease_keeper import TRAINER_LEASE
@@ -86,7 +86,7 @@ def uses_of(store: Store, version: int) -> list[Use]:
 def waiting(store: Store, head: int = 0) -> list[str]:
     with store.read() as conn:
         items = training_queue.trainable_turns(
-            conn, head=head, limit=99, max_uses=1, need_score=True, need_hint=True
+            conn, limit=99, max_uses=1, need_score=True, need_hint=True
         )
     return [i.turn.id for i in items]
 
@@ -263,7 +263,7 @@ def test_a_rollback_during_a_step_wins(
 
     def undo(samples: Sequence[Sample]) -> dict[str, float]:
         with store.write() as conn:
-            policies.roll_back(conn, to=0, reason="a person said so", at=time.time())
+            head_moves.roll_back(conn, to=0, reason="a person said so", at=time.time())
         return {}
 
     trainer.outcome = undo

@@ -95,7 +95,7 @@ def test_imported_text_is_scored_once_and_then_trained_on(tmp_path: Path, home: 
         turns.add_verdict(conn, Verdict(turn=first.id, revision=1, judge="rules", score=1, at=1.0))
         head = policies.head(conn)
         ready = training_queue.trainable_turns(
-            conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=False
+            conn, limit=9, max_uses=1, need_score=True, need_hint=False
         )
     builder = SampleBuilder(
         renderer=RENDERER, transient=EphemeralMatcher(()), signal=method, max_staleness=1

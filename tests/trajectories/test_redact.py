@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.growth import check_linear_growth
 from tests.system.test_words import run
 from tests.trajectories.world import IDENTITY, Home, main, put
 
@@ -199,18 +199,7 @@ UNITS += [
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_redaction_takes_linear_time(unit: str) -> None:
-    """Eight times the text takes about eight times as long; a quadratic pattern would take sixty-four times."""
-
-    def seconds(size: int) -> float:
-        text = unit * (size // len(unit))
-        best = 1e9
-        for _ in range(3):
-            began = time.process_time()
-            scrub_text(text)
-            best = min(best, time.process_time() - began)
-        return best
-
-    assert seconds(80_000) < 24 * max(seconds(10_000), 0.001)
+    check_linear_growth(scrub_text, lambda size: unit * (size // len(unit)), 80_000)
 
 
 # --------------------------------------------------------------------------------------- the export

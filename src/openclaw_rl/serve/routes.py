@@ -31,7 +31,7 @@ from openclaw_rl.serve.versions.version_access import may_name
 from openclaw_rl.serve.versions.version_manager import unservable_reason
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import candidates, policies, retraining
+from openclaw_rl.store.lineage import candidates, policies, retraining, version_files
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Policy
 
@@ -270,7 +270,7 @@ def _stored_problems(store: Store) -> list[str]:
         with store.read() as conn:
             return [
                 *heartbeats.reported_problems(conn, time.time()),
-                *policies.damage_reports(conn),
+                *version_files.damage_reports(conn),
                 *retraining.progress_reports(conn),
             ]
     except StoreError as error:

@@ -23,7 +23,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.status.readable_turns import readable_reactions
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState, list_lessons
-from openclaw_rl.store.lineage import policies, retraining
+from openclaw_rl.store.lineage import policies, retraining, version_files
 from openclaw_rl.store.lineage.policy_marks import HeadMove, last_automatic_rollback
 from openclaw_rl.store.lineage.policy_names import owner_filter, stored_owner, waiting_names
 from openclaw_rl.store.lineage.training_queue import count_trainable
@@ -139,7 +139,7 @@ def take_snapshot(
         waiting_turns=unjudged,
         longest_wait=0.0 if since is None else now - since,
         trainable_turns=training_queue_length(config, conn),
-        damaged_versions=policies.damage_reports(conn)
+        damaged_versions=version_files.damage_reports(conn)
         + (_unrecorded_damage(conn) if examine else []),
         waiting_undo=[] if _has_trainer(beats, now) else retraining.progress_reports(conn),
         automatic_rollback=last_automatic_rollback(conn),
@@ -235,7 +235,6 @@ def training_queue_length(config: Config, conn: Connection) -> int:
     return sum(
         count_trainable(
             conn,
-            head=policies.head(conn, name).version,
             max_uses=config.train.batch.max_uses,
             need_score=method.uses_reward,
             need_hint=method.uses_hints,

@@ -31,7 +31,7 @@ from openclaw_rl.status.withdrawn_lessons import withdrawal_text, withdrawn_rows
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import examinations, lessons, practice_turns
-from openclaw_rl.store.lineage import policies, policy_marks, retraining
+from openclaw_rl.store.lineage import policies, policy_marks, retraining, version_files
 from openclaw_rl.store.lineage.policy_names import (
     DEFAULT_NAME,
     SHARED_NAME,
@@ -126,7 +126,7 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
         "versions": [_policy_row(p, *counts[p.version]) for p in newest],
         "states": Counter(p.state.value for p in known),
         "kept_versions": sum(p.path is not None and not policies.is_removed(p) for p in known),
-        "damaged": policies.damage_reports(conn),
+        "damaged": version_files.damage_reports(conn),
         "undo": retraining.progress_reports(conn),
         "automatic_rollback": None if move is None else asdict(move),
         "frozen_since": policy_marks.frozen_since(conn),

@@ -16,6 +16,7 @@ from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store import events
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.db import fast_executemany
+from openclaw_rl.store.lineage.policy_names import names_of_requests, stored_user
 from openclaw_rl.store.rows import (
     exchange_from_row,
     pack_ids,
@@ -92,7 +93,9 @@ def insert_started(conn: Connection, requests: Sequence[Request]) -> None:
     # A generator, because bodies are large.
     bodies = (_body_row(seq, r, pack) for seq, r in numbered)
     fast_executemany(conn, _insert_body, bodies)
-    fast_executemany(conn, _insert_turn, [_turn_row(seq, r) for seq, r in numbered])
+    owners = names_of_requests(conn, requests)
+    turn_rows = [_turn_row(seq, r, owner) for (seq, r), owner in zip(numbered, owners, strict=True)]
+    fast_executemany(conn, _insert_turn, turn_rows)
 
 
 def finish(conn: Connection, replies: Sequence[Reply]) -> None:
@@ -203,9 +206,13 @@ def get_readable(conn: Connection, ids: Sequence[str]) -> dict[str, Exchange]:
 
 def _exchange_row(seq: int, r: Request) -> dict[str, Any]:
     chain = r.marks[-1].chain if r.marks else None
-    known = {"user": ""} if r.capture is Capture.REDACTED else {}
     return to_row(
-        t.exchanges, r, seq=seq, status=ExchangeStatus.RUNNING.value, context_chain=chain, **known
+        t.exchanges,
+        r,
+        seq=seq,
+        status=ExchangeStatus.RUNNING.value,
+        context_chain=chain,
+        user=stored_user(r),
     )
 
 
@@ -225,7 +232,7 @@ def _body_row(seq: int, r: Request, pack: message_hash.MarkPacker) -> dict[str, 
     }
 
 
-def _turn_row(seq: int, r: Request) -> dict[str, Any]:
+def _turn_row(seq: int, r: Request, owner: str) -> dict[str, Any]:
     untrainable = _untrainable_reason(r)
     return {
         "seq": seq,
@@ -240,6 +247,8 @@ def _turn_row(seq: int, r: Request) -> dict[str, Any]:
         "revision": 0,
         "signal": 0,
         "uses": 0,
+        "owner": owner,
+        "lost": 0,
     }
 
 

@@ -77,5 +77,6 @@ MIGRATIONS: Sequence[Migration] = (
     partial(_run_file, "31_page_indexes"),
     partial(_run_file, "32_newest_words"),
     partial(_run_file, "33_not_understood"),
+    partial(_run_file, "34_owners"),
 )
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""

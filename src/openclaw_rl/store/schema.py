@@ -192,14 +192,28 @@ turns = Table(
     Column("signal", Integer, nullable=False),
     # By all policies, including rejected candidates.
     Column("uses", Integer, nullable=False),
+    # Name of the policy that it trains (`lineage/policy_names.py`).
+    Column("owner", Text, nullable=False, server_default=text("'default'")),
+    # Those of its uses that are not by versions on the lineage of its policy's head (`lineage/lost_uses.py`).
+    Column("lost", Integer, nullable=False, server_default=text("0")),
 )
 Index("turns_served", turns.c.seq, sqlite_where=text("state = 'served'"))
 Index("turns_closed", turns.c.seq, sqlite_where=text("state = 'closed'"))
 Index("turns_session", turns.c.scope, turns.c.session)
 Index("turns_practice", turns.c.seq, sqlite_where=text("kind = 'practice'"))
 Index("turns_degenerate", turns.c.seq, sqlite_where=text("cause = 'degenerate'"))
-_IS_CLAIMABLE = text("state = 'judged' AND untrainable IS NULL AND kind = 'main'")
-Index("turns_claimable", turns.c.uses, turns.c.signal, turns.c.seq, sqlite_where=_IS_CLAIMABLE)
+Index("turns_owner", turns.c.owner, turns.c.seq, sqlite_where=text("kind = 'main'"))
+_IS_CLAIMABLE = "state = 'judged' AND untrainable IS NULL AND kind = 'main'"
+Index(
+    "turns_claimable",
+    *(turns.c.signal, turns.c.uses, turns.c.owner, turns.c.seq),
+    sqlite_where=text(_IS_CLAIMABLE),
+)
+Index(
+    "turns_lost",
+    *(turns.c.signal, turns.c.owner, turns.c.seq),
+    sqlite_where=text(f"{_IS_CLAIMABLE} AND lost > 0"),
+)
 
 reactions = Table(
     "reactions",
@@ -291,6 +305,7 @@ policies = Table(
     Column("reason_code", Text),
 )
 Index("policies_damaged", policies.c.version, sqlite_where=text("damage IS NOT NULL"))
+Index("policies_name", policies.c.name, policies.c.version)
 
 # Answers of the head and of a candidate to the probes of the gate.
 probe_answers = Table(

@@ -241,7 +241,7 @@ class SubprocessSystem:
         with store.read() as conn:
             head = policies.head(conn).version
             waiting = turns.closed_turns(conn, 1)
-            untrained = self._count_untrained(conn, head)
+            untrained = self._count_untrained(conn)
         return _LearningState(
             head=head,
             served=self._served_version(),
@@ -249,7 +249,7 @@ class SubprocessSystem:
             untrained=untrained,
         )
 
-    def _count_untrained(self, conn: Connection, head: int) -> int:
+    def _count_untrained(self, conn: Connection) -> int:
         """Return how many turns wait, or how many groups up to a batch; 0 if training is frozen or no batch is full."""
         if frozen_since(conn) is not None:
             return 0
@@ -257,13 +257,10 @@ class SubprocessSystem:
         method = make_method(self.config.train)
         if method.uses_episodes:
             limit = train.batch.min_groups
-            groups = len(
-                trainable_groups(conn, head=head, limit=limit, max_uses=train.batch.max_uses)
-            )
+            groups = len(trainable_groups(conn, limit=limit, max_uses=train.batch.max_uses))
             return groups if groups >= limit else 0
         waiting = count_trainable(
             conn,
-            head=head,
             max_uses=train.batch.max_uses,
             need_score=method.uses_reward,
             need_hint=method.uses_hints,

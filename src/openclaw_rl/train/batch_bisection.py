@@ -40,7 +40,7 @@ class BisectionSource:
         context = self._context
         with context.store.read() as conn:
             owner = owner_filter(context.per, policy.head.name)
-            queued = queued_ids(conn, policy.head, self._method, context.settings, owner)
+            queued = queued_ids(conn, self._method, context.settings, owner)
             part = bisect(queued, training_queue.last_rejections(conn, queued))
             if not part:
                 return None
@@ -63,12 +63,12 @@ def bisect(queued: Sequence[str], rejections: Mapping[str, tuple[int, int]]) -> 
     return together[:most]
 
 
-def count_failed_alone(conn: Connection, versions: Sequence[Policy]) -> int:
+def count_failed_alone(conn: Connection) -> int:
     """Return how many of the newest versions were rejected because a single turn failed, up to the last other result.
 
-    A batch of several turns that failed in between does not end the count. `versions`: all versions, oldest first.
+    A batch of several turns that failed in between does not end the count.
     """
-    failed = takewhile(_is_failed, reversed(versions))
+    failed = takewhile(_is_failed, policies.newest_first(conn))
     return sum(len(policies.uses_of_version(conn, policy.version)) == 1 for policy in failed)
 
 

@@ -25,7 +25,7 @@ from openclaw_rl.train.context import LoopParts, TrainContext
 from openclaw_rl.train.file_monitor import FileMonitor
 from openclaw_rl.train.loaded_trainer import LoadedTrainer
 from openclaw_rl.train.replay import ReplaySelector
-from openclaw_rl.train.sample_builder import SampleBatch, SampleBuilder
+from openclaw_rl.train.sample_builder import SampleBatch, SampleBuilder, oldest_version
 from openclaw_rl.train.step_outcome import StepOutcome, failed_version, make_uses
 from openclaw_rl.train.tracking import StepReporter, number_of_turns
 from openclaw_rl.train.turn_queue import BatchReadiness
@@ -72,10 +72,10 @@ class BatchTrainer:
         """Start the clock of the next batch, if the last iteration had none."""
         self._timer.begin_iteration()
 
-    def count_failures(self, versions: Sequence[Policy]) -> None:
-        """Read from the store how many turns failed alone in a row. `versions`: all of them, oldest first."""
+    def count_failures(self) -> None:
+        """Read from the store how many turns failed alone in a row."""
         with self._store.read() as conn:
-            self._consecutive_failures = batch_bisection.count_failed_alone(conn, versions)
+            self._consecutive_failures = batch_bisection.count_failed_alone(conn)
 
     def forget_attempts(self) -> None:
         """Forget what is being trained on: the end of this process, which is due, is not the fault of the batch."""
@@ -89,7 +89,8 @@ class BatchTrainer:
         self.work = WorkNote("making a batch")
         head = batch.head
         with self._store.read() as conn:
-            lineage = policies.lineage(conn, head.version)
+            # Ages count the versions since a turn was answered; older ones do not matter.
+            lineage = policies.lineage(conn, head.version, above=oldest_version(batch.turns))
             version = policies.next_version(conn)
         built = self._builder.build_batch(
             batch.turns,
@@ -111,9 +112,7 @@ class BatchTrainer:
         replayed_turns: Sequence[JudgedTurn] = ()
         replay_samples: Sequence[Sample] = ()
         if not batch.is_fixed:
-            replayed_turns, replay_samples = self._replays.select_replays(
-                head, lineage, len(new_turns)
-            )
+            replayed_turns, replay_samples = self._replays.select_replays(head, len(new_turns))
         samples = [*built.samples, *replay_samples]
         earlier_uses = {item.turn.id: item.earlier_uses for item in (*batch.turns, *replayed_turns)}
         result = self._try_step(batch, version, samples, new_turns, earlier_uses)

@@ -25,7 +25,7 @@ from openclaw_rl.store.lineage.policy_names import PolicyOwner, is_owned, owner_
 from openclaw_rl.train import policy_folders
 from openclaw_rl.train.context import TrainContext
 from openclaw_rl.train.loaded_trainer import LoadedTrainer
-from openclaw_rl.train.sample_builder import SampleBuilder
+from openclaw_rl.train.sample_builder import SampleBuilder, oldest_version
 from openclaw_rl.train.step_outcome import alone_reason
 from openclaw_rl.train.tracking import StepReporter
 from openclaw_rl.train.version_thinning import VersionThinner
@@ -189,7 +189,7 @@ class CandidateExaminer:
                 items = training_queue.fresh_turns_of(
                     conn, version=candidate.version, head=head.version
                 )
-                lineage = policies.lineage(conn, head.version)
+                lineage = policies.lineage(conn, head.version, above=oldest_version(items))
         except DamagedRow as error:
             log.warning("version %d is examined without its batch: %s", candidate.version, error)
             return []

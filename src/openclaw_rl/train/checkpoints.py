@@ -28,7 +28,7 @@ from openclaw_rl.common.packaged_models import PACKAGED_MODELS
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import STARTER, Config, TrainConfig
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage import policies, version_files
 from openclaw_rl.train.policy_folders import META_FILE, has_metadata
 from openclaw_rl.types import Policy
 
@@ -160,7 +160,7 @@ class CheckpointWriter:
         while True:
             with self._store.read() as conn:
                 head = policies.head(conn)
-            if policies.examine_files(self._store, head.version) is None:
+            if version_files.examine_files(self._store, head.version) is None:
                 return head
 
     def _is_written(self, policy: Policy) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from openclaw_rl.common.policy_digest import visible_files
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.file_digests import FolderDigests
-from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage import policies, version_files
 from openclaw_rl.types import Policy
 
 EXAMINED_VERSIONS = 3
@@ -33,17 +33,17 @@ class FileMonitor:
     def examine(self, policy: Policy, *, trusts_known: bool = False) -> str | None:
         """Examine the files of a version now. Return why it cannot be used, or None. Raises `ModelError`.
 
-        `trusts_known`: see `policies.examine_files`.
+        `trusts_known`: see `version_files.examine_files`.
         """
         # Before: a change meanwhile is found the next time.
         self._examined[policy.version] = _file_states(policy)
-        return policies.examine_files(self._store, policy.version, trusts_known=trusts_known)
+        return version_files.examine_files(self._store, policy.version, trusts_known=trusts_known)
 
     def examine_changed(self) -> None:
         """Examine at most one of the newest versions, the newest first. Raises `ModelError`."""
         with self._store.read() as conn:
             newest = policies.get_many(conn, policies.newest_of_each(conn, EXAMINED_VERSIONS))[::-1]
-            watched = newest + policies.damaged_versions(conn)
+            watched = newest + version_files.damaged_versions(conn)
         for policy in watched:
             if policy.path is not None and self._examined.get(policy.version) != _file_states(
                 policy

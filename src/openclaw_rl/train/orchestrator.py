@@ -30,7 +30,7 @@ from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.tracking import StepReporter
 from openclaw_rl.train.turn_queue import BatchReadiness
 from openclaw_rl.train.version_thinning import VersionThinner
-from openclaw_rl.types import Lease, Policy
+from openclaw_rl.types import Lease
 
 log = logging.getLogger("openclaw_rl.train")
 # Seconds until the store is read again without a commit, because `max_wait` may have passed.
@@ -202,20 +202,22 @@ class TrainLoop:
         practice = self._parts.practice
         lease = self._keeper.require_lease()
         with self._context.store.read() as conn:
-            names = [*canaries, *waiting_names(conn, self._parts.per)]
+            full = self._context.settings.batch.min_step_turns
+            names = [*canaries, *waiting_names(conn, self._parts.per, full=full)]
             if practice is not None:
                 names += practice.policies(conn)
             if examined is not None:
                 names = [examined.name]
-            return [
-                PolicyWork(
-                    head=policies.head(conn, name),
-                    candidate=examined or canaries.get(name),
-                    lease=lease,
-                    lease_now=self._keeper.clock(),
-                )
-                for name in dict.fromkeys(names)
-            ]
+            heads = policies.heads_of(conn, dict.fromkeys(names))
+        return [
+            PolicyWork(
+                head=head,
+                candidate=examined or canaries.get(head.name),
+                lease=lease,
+                lease_now=self._keeper.clock(),
+            )
+            for head in heads
+        ]
 
     def _ask_sources(self, policy: PolicyWork) -> Batch | Waiting:
         for source in self._sources:
@@ -250,12 +252,14 @@ class TrainLoop:
     def _clean_up(self, lease: Lease) -> None:
         context = self._context
         self._batches.reject_fatal_batch(lease)
+        on_disk = policy_folders.versions_on_disk(context.root)
         with context.store.read() as conn:
-            versions: list[Policy] = policies.list_all(conn)
-            newest = versions[-1]
+            newest = policies.require_version(conn, policies.next_version(conn) - 1)
             trained = [use.turn for use in policies.uses_of_version(conn, newest.version)]
-        self._batches.count_failures(versions)
-        policy_folders.remove_orphans(context.root, versions, before=self._keeper.acquired_at)
+            folders = policies.folders_of_versions(conn, on_disk)
+        self._batches.count_failures()
+        policy_folders.remove_orphans(context.root, folders, before=self._keeper.acquired_at)
+        self._thinner.look_at_all()
         self._thinner.thin_versions(context.clock())
         self._cleaned_epoch = lease.epoch
         self._reporter.catch_up(newest, trained)

@@ -6,7 +6,7 @@ import logging
 import re
 import shutil
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from openclaw_rl.types import Policy
@@ -53,20 +53,17 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _unnamed_folders(root: Path, policies: Iterable[Policy]) -> list[Path]:
-    named = {Path(policy.path).name for policy in policies if policy.path}
-    return [path for path in root.iterdir() if path.name not in named and path.is_dir()]
-
-
-def remove_orphans(root: Path, policies: Iterable[Policy], *, before: float) -> list[str]:
-    """Remove the folders that no policy refers to, and return their names.
+def remove_orphans(root: Path, folders: Collection[str], *, before: float) -> list[str]:
+    """Remove the folders that no version has, and return their names. `folders`: those of versions, as paths.
 
     Only folders last modified before `before`, the time at which the lease was acquired, are removed. A newer folder
     may belong to the next holder, in case this process was suspended since.
     """
     if not root.is_dir():
         return []
-    orphans = [path for path in _unnamed_folders(root, policies) if path.stat().st_mtime < before]
+    named = {Path(folder).name for folder in folders}
+    unnamed = [path for path in root.iterdir() if path.name not in named and path.is_dir()]
+    orphans = [path for path in unnamed if path.stat().st_mtime < before]
     for path in orphans:
         log.info(
             "removing %s: no policy refers to it (its trainer died before it was published)", path

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import training_queue
+from openclaw_rl.store.lineage import policies, training_queue
 from openclaw_rl.store.lineage.policy_names import PolicyOwner, owner_filter
-from openclaw_rl.train.sample_builder import SampleBuilder
+from openclaw_rl.train.sample_builder import SampleBuilder, oldest_version
 from openclaw_rl.types import JudgedTurn, Policy
 
 # Remembered unusable turns; a forgotten one costs another forward pass.
@@ -43,10 +43,8 @@ class ReplaySelector:
         self._unfit: deque[str] = deque(maxlen=MAX_UNFIT_TURNS)
         self._excluded: set[str] = set()
 
-    def select_replays(
-        self, head: Policy, lineage: Collection[int], fresh: int
-    ) -> tuple[list[JudgedTurn], list[Sample]]:
-        """Return the turns to add to `fresh` new ones, and the samples of the usable ones. `lineage`: of the head."""
+    def select_replays(self, head: Policy, fresh: int) -> tuple[list[JudgedTurn], list[Sample]]:
+        """Return the turns to add to `fresh` new ones, and the samples of the usable ones."""
         limit = replay_limit(
             fresh, share=self._train.batch.replay_ratio, most=self._train.batch.max_step_turns
         )
@@ -57,7 +55,6 @@ class ReplaySelector:
         with self._store.read() as conn:
             items = training_queue.replay_turns(
                 conn,
-                head=head.version,
                 limit=limit,
                 max_uses=self._train.batch.max_uses,
                 need_score=signal.uses_reward,
@@ -65,6 +62,7 @@ class ReplaySelector:
                 skip={*self._unfit, *self._excluded},
                 owner=owner_filter(self._per, head.name),
             )
+            lineage = policies.lineage(conn, head.version, above=oldest_version(items))
         batch = self._builder.build_batch(
             items, head, lineage, replays={item.turn.id for item in items}
         )

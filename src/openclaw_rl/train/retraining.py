@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from openclaw_rl.protocols import Batch, PolicyWork, Waiting
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import retraining
-from openclaw_rl.store.lineage.trained_turns import turns_of_lineage
+from openclaw_rl.store.lineage.trained_turns import used_by_lineage
 
 RETRAINED_METRIC = "retrained"
 
@@ -31,14 +31,14 @@ class UndoSource:
             repeated = retraining.first_batch(conn, head.name)
             if repeated is None:
                 return None
-            trained = {row.turn for row in turns_of_lineage(conn, head.version)}
+            trained = used_by_lineage(conn, head.version, repeated.turns)
             return Batch(
                 head=head,
                 turns=retraining.repeatable_turns(conn, repeated.turns),
                 is_fixed=True,
                 undo=repeated,
                 undo_left=retraining.count_batches(conn, head.name),
-                replays=frozenset(trained.intersection(repeated.turns)),
+                replays=frozenset(trained),
             )
 
 

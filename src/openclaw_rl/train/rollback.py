@@ -13,9 +13,13 @@ from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store import turn_states
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import removal
-from openclaw_rl.store.lineage import policies, retraining
+from openclaw_rl.store.lineage import head_moves, policies, retraining, version_files
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
-from openclaw_rl.store.lineage.trained_turns import turns_of_lineage
+from openclaw_rl.store.lineage.trained_turns import (
+    turns_of_lineage,
+    turns_used_before,
+    uses_of_versions,
+)
 from openclaw_rl.types import Policy
 
 
@@ -48,13 +52,8 @@ def plan_rollback(
     to = lineage[1] if to is None else to
     _check_target(conn, name, to, lineage)
     undone = tuple(lineage[: lineage.index(to)])
-    retained = set()
-    used = []
-    for row in turns_of_lineage(conn, head):
-        if row.version > to:
-            used.append(row.turn)
-        else:
-            retained.add(row.turn)
+    used = [turn for _, turn in uses_of_versions(conn, undone)]
+    retained = turns_used_before(conn, undone, to)
     batches = retraining.outstanding_batches(conn, name)
     if not keep_outstanding:
         for batch in batches:
@@ -91,7 +90,7 @@ def _check_target(conn: Connection, name: str, to: int, lineage: Sequence[int]) 
 
 def check_policy_files(store: Store, name: str, version: int) -> None:
     """Raise `OpenClawError` unless the version's files are complete and match their digests. `name`: of the policy."""
-    damage = policies.examine_files(store, version)
+    damage = version_files.examine_files(store, version)
     if damage is None:
         return
     with store.read() as conn:
@@ -99,7 +98,7 @@ def check_policy_files(store: Store, name: str, version: int) -> None:
 
 
 def _unusable_error(conn: Connection, name: str, version: int, reason: str) -> OpenClawError:
-    targets = _format_versions(policies.rollback_targets(conn, name))
+    targets = _format_versions(version_files.rollback_targets(conn, name))
     return OpenClawError(
         f"version {version} cannot be served: {reason}. Versions to roll back to: {targets}"
     )
@@ -139,7 +138,7 @@ def apply_rollback(
         )
     now = time.time()
     code = ReasonCode.SATISFACTION if automatic else ReasonCode.ROLLED_BACK
-    policies.roll_back(
+    head_moves.roll_back(
         conn, to=agreed.to, reason=reason, code=code, at=now, automatic=automatic, name=agreed.name
     )
     retraining.replace_batches(conn, agreed.name, ())
@@ -228,7 +227,7 @@ def apply_promotion(
             f"version {agreed.head} is no longer the head. Look at the new version, and repeat"
         )
     now = time.time()
-    policies.promote(conn, to=agreed.to, reason=reason, at=now)
+    head_moves.promote(conn, to=agreed.to, reason=reason, at=now)
     removal.give_back(conn, {row.turn for row in turns_of_lineage(conn, agreed.to)}, at=now)
     if learn_again:
         return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -288,6 +288,16 @@ def _common_prefix(a: Ids, b: Ids) -> int:
     """Return the length of the common prefix of `a` and `b`."""
     n = min(len(a), len(b))
     return int(np.argmin(np.append(a[:n] == b[:n], False)))
+
+
+def oldest_version(turns: Iterable[JudgedTurn]) -> int:
+    """Return the oldest version that sampled a token of one of these turns; 0 without turns."""
+    found = (
+        _oldest_version(item.exchange.request, item.exchange.reply)
+        for item in turns
+        if item.exchange.reply is not None
+    )
+    return min(found, default=0)
 
 
 def _oldest_version(request: Request, reply: Reply) -> int:

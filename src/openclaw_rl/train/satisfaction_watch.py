@@ -29,7 +29,7 @@ from openclaw_rl.gates.wide_evidence import counter_checks, without_people
 from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.store import leases
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import policies, policy_marks
+from openclaw_rl.store.lineage import policy_marks, version_files
 from openclaw_rl.store.lineage.live_scores import (
     ScoreCursor,
     ScoredTurn,
@@ -289,7 +289,7 @@ class SatisfactionWatch:
         """Return the rollback to the newest version of the window before that can be served, or None."""
         oldest = min(score.version for score in fall.reference)
         with self._store.read() as conn:
-            targets = policies.rollback_targets(conn, name)
+            targets = version_files.rollback_targets(conn, name)
         for target in targets:
             if not oldest <= target <= fall.last_good:
                 continue

@@ -48,7 +48,9 @@ class StepOutcome:
         passed_over = {sample.turn for sample in self.left_out if sample.replay}
         metrics["replays"] = float(len(replays))
         metrics["replays/passed_over"] = float(len(passed_over))
-        metrics |= staleness_metrics(policies.lineage(conn, self.head.version), self.trained)
+        oldest = min((sample.version for sample in self.trained), default=0)
+        since = policies.lineage(conn, self.head.version, above=oldest)
+        metrics |= staleness_metrics(since, self.trained)
         return metrics | drop_counts(dropped, self.result.metrics)
 
     def make_policy(self, metrics: Mapping[str, float], reason: Reason | None, at: float) -> Policy:

@@ -14,7 +14,7 @@ from openclaw_rl.store.lineage import training_queue
 from openclaw_rl.store.lineage.policy_names import OwnerFilter, owner_filter
 from openclaw_rl.store.trust.judge_trust import read_trust
 from openclaw_rl.train.context import TrainContext
-from openclaw_rl.types import JudgedTurn, Policy
+from openclaw_rl.types import JudgedTurn
 
 
 class QueueAges:
@@ -82,7 +82,7 @@ class QueueSource:
         context = self._context
         with context.store.read() as conn:
             owner = owner_filter(context.per, policy.head.name)
-            ids = queued_ids(conn, policy.head, self._method, context.settings, owner)
+            ids = queued_ids(conn, self._method, context.settings, owner)
             turns = training_queue.load_judged_turns(conn, ids)
             untrusted = ", ".join(read_trust(conn).named)
         batch = Batch(head=policy.head, turns=turns)
@@ -96,7 +96,6 @@ class QueueSource:
 
 def queued_ids(
     conn: Connection,
-    head: Policy,
     method: CreditMethod,
     settings: TrainConfig,
     owner: OwnerFilter | None,
@@ -109,7 +108,6 @@ def queued_ids(
     if method.uses_episodes:
         groups = training_queue.trainable_groups(
             conn,
-            head=head.version,
             limit=settings.batch.max_groups,
             max_uses=max_uses,
             owner=owner,
@@ -117,7 +115,6 @@ def queued_ids(
         return [turn for group in groups for turn in group]
     return training_queue.trainable_ids(
         conn,
-        head=head.version,
         limit=settings.batch.max_step_turns,
         max_uses=max_uses,
         need_score=method.uses_reward,

@@ -21,7 +21,14 @@ from openclaw_rl.store import events, sessions, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons, practice_turns, removal
 from openclaw_rl.store.lessons.lessons import Lesson
-from openclaw_rl.store.lineage import policies, policy_marks, retraining, version_stats
+from openclaw_rl.store.lineage import (
+    head_moves,
+    policies,
+    policy_marks,
+    retraining,
+    version_files,
+    version_stats,
+)
 from openclaw_rl.store.lineage.policy_names import (
     DEFAULT_NAME,
     is_owned,
@@ -385,7 +392,7 @@ def check_safe_files(store: Store, selected: Sequence[str]) -> list[UndoPlan]:
 def _is_safe_version_damaged(store: Store, plan: UndoPlan) -> bool:
     if plan.safe == plan.head:
         return False
-    return policies.examine_files(store, plan.safe) is not None
+    return version_files.examine_files(store, plan.safe) is not None
 
 
 def _is_current(conn: Connection, plan: UndoPlan) -> bool:
@@ -430,7 +437,7 @@ def apply_undo(conn: Connection, agreed: Sequence[UndoPlan], *, reason: str) -> 
             )
     for plan in plans:
         if plan.undone_versions:
-            policies.roll_back(
+            head_moves.roll_back(
                 conn,
                 to=plan.safe,
                 reason=reason,

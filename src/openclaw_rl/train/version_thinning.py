@@ -27,7 +27,7 @@ from openclaw_rl.store import events
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons.practice_turns import practised_versions
 from openclaw_rl.store.lineage import policies, policy_marks
-from openclaw_rl.store.lineage.policy_names import read_heads
+from openclaw_rl.store.lineage.policy_names import SHARED_NAME, read_heads
 from openclaw_rl.train.policy_folders import folder_bytes, has_metadata, versions_on_disk
 from openclaw_rl.types import Policy, PolicyState
 
@@ -62,7 +62,10 @@ class _ThinningBasis:
 
 
 class VersionThinner:
-    """Removes the files that the settings do not keep. For the holder of the trainer's lease."""
+    """Removes the files that the settings do not keep. For the holder of the trainer's lease.
+
+    A policy is looked at when its head has moved, when one of its versions was pinned, served or freed, and once a day.
+    """
 
     def __init__(self, store: Store, root: Path, settings: TrainCheckpointConfig) -> None:
         self._store = store
@@ -70,45 +73,93 @@ class VersionThinner:
         self._settings = settings
         # By version: when its folder is removed, in monotonic seconds.
         self._removal_times: dict[int, float] = {}
+        # By version with a folder: its policy.
+        self._names: dict[int, str] = {}
+        # The day and what decided at the last look; None: all policies are looked at next.
+        self._last_look: tuple[int, _ThinningBasis] | None = None
+
+    def look_at_all(self) -> None:
+        """Look at all policies next: another process may have written versions."""
+        self._last_look = None
 
     def thin_versions(self, now: float) -> None:
         """Record the files that are no longer kept as removed, and remove those that may be. `now`: since the epoch."""
-        surplus = self._record_surplus(now)
+        looked_at, surplus = self._record_surplus(now)
         for policy, names in surplus:
             if not _is_recorded(policy, names):
                 _remove_names(policy, names)
-        self._remove_recorded()
+        self._remove_recorded(looked_at)
 
-    def _record_surplus(self, now: float) -> list[tuple[Policy, set[str]]]:
-        """Record the surplus files as removed, and return them.
+    def _record_surplus(self, now: float) -> tuple[list[int], list[tuple[Policy, set[str]]]]:
+        """Record the surplus files as removed. Return the versions that were looked at, and the surplus files.
 
-        Planning reads folders and the whole lineage, so it is done before the transaction; it is repeated if a version
-        was pinned or served, or a head moved, in between.
+        Planning reads folders and lineages, so it is done before the transaction; it is repeated if a version was
+        pinned or served, or a head moved, in between.
         """
         while True:
             with self._store.read() as conn:
                 basis = _ThinningBasis.read(conn)
-                surplus = self._surplus_files(conn, basis, now)
+                by_policy = self._versions_by_policy(conn)
+                changed = self._changed_policies(basis, now, by_policy)
+                looked_at = [version for name in changed for version in by_policy.get(name, ())]
+                surplus = self._surplus_files(conn, basis, now, by_policy, changed)
             if not surplus:
-                return []
+                break
             with self._store.write() as conn:
                 if _ThinningBasis.read(conn) != basis:
                     continue
                 for policy, names in surplus:
                     if _is_recorded(policy, names):
                         policies.mark_removed(conn, policy, names)
-            return surplus
+            break
+        self._last_look = int(now // _DAY_SECONDS), basis
+        return looked_at, surplus
+
+    def _versions_by_policy(self, conn: Connection) -> dict[str, list[int]]:
+        """Return the versions that have a folder by the name of their policy, oldest first."""
+        on_disk = versions_on_disk(self._root)
+        unknown = [version for version in on_disk if version not in self._names]
+        names = policies.names_of_versions(conn, unknown)
+        self._names = {
+            version: self._names.get(version) or names[version]
+            for version in on_disk
+            if version in self._names or version in names
+        }
+        by_policy: dict[str, list[int]] = {}
+        for version, name in self._names.items():
+            by_policy.setdefault(name, []).append(version)
+        return by_policy
+
+    def _changed_policies(
+        self, basis: _ThinningBasis, now: float, known: Collection[str]
+    ) -> list[str]:
+        """Return the policies whose files may be kept otherwise than at the last look."""
+        everything = sorted({*basis.heads, *known})
+        if self._last_look is None:
+            return everything
+        day, before = self._last_look
+        if day != int(now // _DAY_SECONDS):
+            return everything
+        changed = {name for name, head in basis.heads.items() if before.heads.get(name) != head} | (
+            before.heads.keys() - basis.heads.keys()
+        )
+        freed = {before.served, basis.served} | (before.pinned ^ basis.pinned)
+        changed |= {self._names[version] for version in freed if version in self._names}
+        return sorted(changed)
 
     def remove_due(self) -> None:
         """Remove the folders that were recorded as removed long enough ago."""
         if any(time.monotonic() >= due for due in self._removal_times.values()):
-            self._remove_recorded()
+            self._remove_recorded(())
 
-    def _remove_recorded(self) -> None:
-        """Remove the files that are recorded as removed; the folder of a whole version after `REMOVAL_DELAY`."""
+    def _remove_recorded(self, looked_at: Collection[int]) -> None:
+        """Remove the files that are recorded as removed; the folder of a whole version after `REMOVAL_DELAY`.
+
+        `looked_at`: versions whose files may have been recorded since.
+        """
         with self._store.read() as conn:
-            on_disk = policies.get_many(conn, versions_on_disk(self._root))
-        for policy in on_disk:
+            concerned = policies.get_many(conn, {*looked_at, *self._removal_times})
+        for policy in concerned:
             if policy.path is None:
                 continue
             if not policies.is_removed(policy):
@@ -125,19 +176,34 @@ class VersionThinner:
                 )
 
     def _surplus_files(
-        self, conn: Connection, basis: _ThinningBasis, now: float
+        self,
+        conn: Connection,
+        basis: _ThinningBasis,
+        now: float,
+        by_policy: Mapping[str, Sequence[int]],
+        changed: Sequence[str],
     ) -> list[tuple[Policy, set[str]]]:
-        """Return the versions with files on the disk that are no longer kept, and the names of these files."""
-        on_disk = policies.get_many(conn, versions_on_disk(self._root))
-        known = [policy for policy in on_disk if _can_be_thinned(policy)]
-        practised = practised_versions(conn, [policy.version for policy in known])
+        """Return the versions of the changed policies whose files are no longer kept, and the names of these files.
+
+        The versions below the shared parent are on the lineage of every policy of one's own: they are judged with all.
+        """
+        lineages = Lineages(conn, basis.heads)
+        common = lineages.common
+        judged = sorted(basis.heads) if not common.isdisjoint(_of(by_policy, changed)) else changed
+        numbers = {*_of(by_policy, judged), *(common & self._names.keys())}
+        found = policies.get_many(conn, numbers)
+        known = {policy.version: policy for policy in found if _can_be_thinned(policy)}
+        practised = practised_versions(conn, known)
         retained = set[int]()
         with_state = set[int]()
-        for name, head in basis.heads.items():
-            lineage = policies.lineage(conn, head)
-            in_lineage = set(lineage)
+        for name in judged:
+            if name not in basis.heads:
+                continue
+            lineage = lineages.of(name)
             of_policy = [
-                policy for policy in known if policy.version in in_lineage or policy.name == name
+                known[version]
+                for version in {*by_policy.get(name, ()), *lineage}
+                if version in known
             ]
             retained |= kept_versions(of_policy, lineage, self._settings, now, practised)
             with_state |= kept_states(of_policy, lineage, self._settings)
@@ -145,13 +211,48 @@ class VersionThinner:
         retained.add(basis.served)
         whole = basis.pinned | (with_state & retained)
         surplus = []
-        for policy in known:
+        for version in _of(by_policy, judged):
+            policy = known.get(version)
+            if policy is None:
+                continue
             names = set() if policy.version in whole else _file_names(policy)
             if policy.version in retained:
                 names &= set(TRAINER_FILES)
             if names:
                 surplus.append((policy, names))
         return surplus
+
+
+def _of(by_policy: Mapping[str, Sequence[int]], names: Iterable[str]) -> list[int]:
+    """Return the versions of these policies, oldest first."""
+    return sorted(version for name in names for version in by_policy.get(name, ()))
+
+
+class Lineages:
+    """The lineages of heads. Those of policies of one's own have all versions below the shared parent in common."""
+
+    def __init__(self, conn: Connection, heads: Mapping[str, int]) -> None:
+        self._conn = conn
+        self._heads = heads
+        shared = heads.get(SHARED_NAME)
+        self._common = [] if shared is None else policies.lineage(conn, shared)
+
+    @property
+    def common(self) -> set[int]:
+        """The shared parent and its ancestors; empty where all have one policy."""
+        return set(self._common)
+
+    def of(self, name: str) -> list[int]:
+        """Return the head of a policy and its ancestors, newest first."""
+        head = self._heads[name]
+        if not self._common:
+            return policies.lineage(self._conn, head)
+        shared = self._common[0]
+        own = policies.lineage(self._conn, head, above=shared)
+        parent = policies.get_parent(self._conn, own[-1]) if own else head
+        if parent == shared:
+            return own + self._common
+        return policies.lineage(self._conn, head)
 
 
 def kept_versions(

@@ -104,7 +104,7 @@ def judge(store: Store, opinion: Callable[[JudgeInput], int | None] = lambda ite
 
 def claimable(store: Store, limit: int = 8) -> list[list[JudgedTurn]]:
     with store.read() as conn:
-        groups = training_queue.trainable_groups(conn, head=0, limit=limit, max_uses=1)
+        groups = training_queue.trainable_groups(conn, limit=limit, max_uses=1)
         return [training_queue.load_judged_turns(conn, group) for group in groups]
 
 

@@ -224,7 +224,7 @@ def test_no_conversation_method_ever_sees_an_episode(site: Site, open_episode: O
     judge(site.store, lambda item: 1)
     with site.store.read() as conn:
         found = training_queue.trainable_turns(
-            conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=True
+            conn, limit=9, max_uses=1, need_score=True, need_hint=True
         )
         held = training_queue.held_out_turns(conn, version=0, limit=9)
     assert (found, held) == ([], [])
@@ -242,7 +242,7 @@ def test_with_a_policy_for_each_key_a_group_trains_that_of_its_owner(start: Star
         assert waiting_names(conn, "key") == [f"key:{SCOPE}"]
         for scope, number in ((SCOPE, 1), (scope_of(OTHER_KEY), 0)):
             owner = owner_filter("key", f"key:{scope}")
-            found = training_queue.trainable_groups(conn, head=0, limit=9, max_uses=1, owner=owner)
+            found = training_queue.trainable_groups(conn, limit=9, max_uses=1, owner=owner)
             assert len(found) == number
 
 

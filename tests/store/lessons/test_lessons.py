@@ -13,7 +13,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons, pins, practice_turns, removal
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.scopes import LessonScope, PromptContext, user_scope
-from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage import head_moves, policies
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 
 SHORT = Lesson(
@@ -211,7 +211,7 @@ def test_rolling_back_past_the_learning_version_reactivates_a_lesson(
         put(conn, SHORT, replace(SHORT, id="bb", text="Use a formal tone.", topic="tone/formal"))
         lessons.mark_learned(conn, "aa", 1)
         lessons.mark_learned(conn, "bb", 2)
-        policies.roll_back(conn, to=1, reason="r", at=3.0)
+        head_moves.roll_back(conn, to=1, reason="r", at=3.0)
         (again,) = lessons.lessons_for(conn, HERE)
         assert again.id == "bb"
         assert again.reinforced_at == 3.0, "else its practice may have no steps left"

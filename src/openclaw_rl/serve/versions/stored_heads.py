@@ -9,9 +9,9 @@ from openclaw_rl.common.logging_metrics import GatewayMetrics
 from openclaw_rl.errors import ModelError
 from openclaw_rl.store import events
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import policies, policy_marks
+from openclaw_rl.store.lineage import policies, policy_marks, version_files
 from openclaw_rl.store.lineage.policy_marks import CanaryMark
-from openclaw_rl.store.lineage.policy_names import head_version, read_heads
+from openclaw_rl.store.lineage.policy_names import count_changes, head_version, read_heads
 from openclaw_rl.types import Policy, PolicyState
 
 
@@ -29,6 +29,8 @@ class StoredHeads:
         self._policies: dict[int, Policy] = {}
         # By name, of all policies.
         self._heads: dict[str, int] = {}
+        # Of heads, canaries and states that the store counted at the last look.
+        self._changes = 0
         self.head = 0
         """Head of the default policy."""
         self.canaries: Mapping[str, CanaryMark] = {}
@@ -54,6 +56,10 @@ class StoredHeads:
         if self._policies and not self._has_changed():
             return False
         with self._store.read() as conn:
+            changes = count_changes(conn)
+            # Most commits are of conversations. A candidate that was decided may still have replies.
+            if self._policies and changes == self._changes and not self.candidates:
+                return False
             policy = policies.head(conn)
             heads = read_heads(conn)
             states = policies.count_by_state(conn)
@@ -67,6 +73,7 @@ class StoredHeads:
         self._policies[policy.version] = policy
         self.head = policy.version
         self._heads = heads
+        self._changes = changes
         self._show(policy, states)
         return has_moved
 
@@ -118,9 +125,9 @@ class StoredHeads:
         self.recorded = version
 
     def examine_files(self, version: int, *, trusts_known: bool = True) -> str | None:
-        """Return why the files of a version cannot be served, or None. `trusts_known`: see `policies.examine_files`."""
+        """Return why the files of a version cannot be served, or None. `trusts_known`: as in `version_files`."""
         try:
-            return policies.examine_files(
+            return version_files.examine_files(
                 self._store, version, for_engine=True, trusts_known=trusts_known
             )
         except ModelError as error:

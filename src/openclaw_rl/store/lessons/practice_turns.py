@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, and_, exists, func, insert, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    and_,
+    bindparam,
+    exists,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from openclaw_rl.store import exchanges, turn_states, turns
@@ -40,6 +50,14 @@ HOUR_SECONDS = 3600.0
 _DROPPED_KEY = "practice_dropped"
 """Row of `meta` with the rounds of the last hour whose replies were left out: when, and how many seconds they took."""
 _IS_PRACTICE = t.equals_literal(t.turns.c.kind, Kind.PRACTICE)
+_source = t.turns.alias("source")
+_set_owner_of_source = (
+    update(t.turns)
+    .where(t.turns.c.id == bindparam("practised"))
+    .values(
+        owner=select(_source.c.owner).where(_source.c.id == bindparam("asked")).scalar_subquery()
+    )
+)
 _HAS_REACTION = t.turns.c.state.in_([TurnState.CLOSED.value, TurnState.JUDGED.value])
 
 
@@ -61,6 +79,10 @@ def add_turns(conn: Connection, items: Sequence[PracticeTurn], *, at: float) -> 
     conn.execute(
         insert(t.practice_turns),
         [{"turn": item.request.id, "source": item.source} for item in items],
+    )
+    conn.execute(
+        _set_owner_of_source,
+        [{"practised": item.request.id, "asked": item.source} for item in items],
     )
     links = [
         {"turn": item.request.id, "lesson": lesson} for item in items for lesson in item.lessons
@@ -183,7 +205,7 @@ def count_all(conn: Connection, owner: OwnerFilter | None = None) -> int:
 
 
 def _is_practice_of(owner: OwnerFilter | None) -> ColumnElement[bool]:
-    return _IS_PRACTICE if owner is None else and_(_IS_PRACTICE, owner.practice_condition())
+    return _IS_PRACTICE if owner is None else and_(_IS_PRACTICE, owner.condition())
 
 
 def count_turns(conn: Connection, ids: Collection[str], *, since: float) -> int:

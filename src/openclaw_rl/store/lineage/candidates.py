@@ -14,7 +14,7 @@ from openclaw_rl.errors import StaleLease
 from openclaw_rl.reasons import Reason
 from openclaw_rl.store import events, leases, turn_states
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.lineage import policies, policy_marks
+from openclaw_rl.store.lineage import lost_uses, policies, policy_marks
 from openclaw_rl.store.lineage.policy_names import move_head
 from openclaw_rl.store.rows import numbers_to_json, to_json
 from openclaw_rl.types import Lease, Policy, PolicyState, Use
@@ -42,7 +42,7 @@ _set_rejected = (
 _discount_uses = (
     update(t.turns)
     .where(t.turns.c.id.in_(select(t.uses.c.turn).where(t.uses.c.policy == bindparam("of"))))
-    .values(uses=t.turns.c.uses - 1)
+    .values(uses=t.turns.c.uses - 1, lost=t.turns.c.lost - 1)
 )
 _delete_uses = delete(t.uses).where(t.uses.c.policy == bindparam("of"))
 
@@ -108,6 +108,7 @@ def promote_candidate(
         )
     conn.execute(_set_live, {"of": candidate.version, "found": numbers_to_json(metrics)})
     move_head(conn, candidate.name, candidate.version)
+    lost_uses.regain_uses(conn, candidate.name, [candidate.version])
     policy_marks.end_canary(conn, candidate.name)
     data = {"parent": candidate.parent, "turns": len(turns)}
     events.append(conn, "policy.live", str(candidate.version), data, now)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
-    CTE,
     ColumnElement,
     Connection,
     Row,
     Select,
     func,
     literal_column,
+    or_,
     select,
     union_all,
 )
@@ -30,8 +30,6 @@ from openclaw_rl.store.lineage.policy_names import (
     DEFAULT_NAME,
     OwnerFilter,
     PolicyOwner,
-    name_of_owner,
-    owner_column,
 )
 from openclaw_rl.store.lineage.training_queue import ancestors
 from openclaw_rl.store.person_scores import Person
@@ -69,14 +67,18 @@ def newest_scores(
     lesson that is withdrawn since: it may be why they did not satisfy. People whose evidence is set aside do not count
     for a policy that is not theirs alone. At most `limit` turns. `owner`: only those of this agent, user or key.
     """
-    lineage = ancestors(head)
     e = t.exchanges.c
-    answered = _answered(lineage, after, owner)
-    if owner is None or owner.column == "agent":
+    is_common = None
+    if owner is None or owner.may_be_several:
         is_common = evidence.is_common_condition(conn, e.scope, e.user)
-        answered = answered if is_common is None else answered.where(is_common)
-    answered = answered.order_by(t.turns.c.seq.desc()).limit(limit)
-    placed = [*_judged_turns(conn, answered), *_degenerate_turns(conn, answered)]
+    own = _own_turns(after, owner)
+    own = own if is_common is None else own.where(is_common)
+    newest = own.order_by(t.turns.c.seq.desc()).limit(limit)
+    has_score = _has_score(conn)
+    placed = [
+        *_judged_turns(conn, _answered(conn, newest.where(has_score), head)),
+        *_degenerate_turns(conn, _answered(conn, newest.where(_IS_DEGENERATE), head)),
+    ]
     misled = _misled_turns(conn, [score.turn for *_, score in placed])
     scores = [
         score for *_, score in sorted(placed, key=lambda one: one[:2]) if score.turn not in misled
@@ -84,7 +86,8 @@ def newest_scores(
     return scores[-limit:]
 
 
-def _answered(lineage: CTE, after: int, owner: OwnerFilter | None) -> Select[Any]:
+def _own_turns(after: int, owner: OwnerFilter | None) -> Select[Any]:
+    """Select the main turns behind exchange number `after` that were answered here."""
     e = t.exchanges.c
     return (
         select(t.turns.c.id, t.turns.c.seq, e.version, e.finished_at, e.scope, e.user)
@@ -94,10 +97,26 @@ def _answered(lineage: CTE, after: int, owner: OwnerFilter | None) -> Select[Any
             t.turns.c.seq > after,
             e.origin.is_(None),
             e.episode.is_(None),
-            e.version.in_(select(lineage.c.version)),
             *(() if owner is None else (owner.condition(),)),
         )
     )
+
+
+def _answered(conn: Connection, newest: Select[Any], head: int) -> Select[Any]:
+    """Select the newest turns that `head` or an ancestor answered. `newest`: the query without that, with its limit.
+
+    Few versions answered them, so the lineage is followed no further than to the oldest of these: it may have tens of
+    thousands. Where turns that other versions answered are among them, that is not enough, and it is followed to its
+    end. The base is an ancestor of all.
+    """
+    version = newest.subquery().c.version
+    oldest = conn.execute(select(func.min(version)).where(version > 0)).scalar()
+    line = ancestors(head, above=0 if oldest is None else oldest - 1)
+    beside = select(version).where(version > 0, version.not_in(select(line.c.version)))
+    if conn.execute(beside.limit(1)).first() is not None:
+        line = ancestors(head)
+    answered_by = t.exchanges.c.version
+    return newest.where(or_(answered_by == 0, answered_by.in_(select(line.c.version))))
 
 
 def newest_people(
@@ -107,8 +126,8 @@ def newest_people(
 
     Whether or not they have a score. Arguments as for `newest_scores`.
     """
-    answered = _answered(ancestors(head), after, owner)
-    newest = answered.order_by(t.turns.c.seq.desc()).limit(MAX_ANSWERED).subquery()
+    own = _own_turns(after, owner).order_by(t.turns.c.seq.desc()).limit(MAX_ANSWERED)
+    newest = _answered(conn, own, head).subquery()
     rows = conn.execute(select(newest.c.scope, newest.c.user).distinct())
     return {(row.scope, row.user) for row in rows}
 
@@ -124,18 +143,23 @@ def _misled_turns(conn: Connection, turns: Sequence[str]) -> set[str]:
     return {row.id for row in rows if not withdrawn.isdisjoint(from_json(row.lessons))}
 
 
-def _judged_turns(conn: Connection, answered: Select[Any]) -> list[_Placed]:
-    """Return those of the turns that have a score, as of their verdicts."""
+def _has_score(conn: Connection) -> ColumnElement[bool]:
+    """Condition: a person or a trusted judge gave the turn a score."""
     v = t.verdicts.c
     e = t.exchanges.c
-    trust = read_trust(conn)
     is_said = ~v.judge.startswith(BEHAVIOUR_JUDGE)
-    is_trusted = is_trusted_condition(trust, v.judge, e.scope, e.user)
+    is_trusted = is_trusted_condition(read_trust(conn), v.judge, e.scope, e.user)
     conditions = [v.turn == t.turns.c.id, v.score != 0, is_said]
     if is_trusted is not None:
         conditions.append(is_trusted)
-    has_score = select(v.turn).where(*conditions).correlate(t.turns, t.exchanges).exists()
-    newest = answered.where(has_score).subquery()
+    return select(v.turn).where(*conditions).correlate(t.turns, t.exchanges).exists()
+
+
+def _judged_turns(conn: Connection, answered: Select[Any]) -> list[_Placed]:
+    """Return the turns with their current scores, as of their verdicts. `answered`: turns that have any score."""
+    v = t.verdicts.c
+    trust = read_trust(conn)
+    newest = answered.subquery()
     query = select(newest, v.score, v.judge, v.at)
     rows = conn.execute(query.join(newest, newest.c.id == v.turn).order_by(*VERDICT_PRECEDENCE))
     current: dict[str, Any] = {}
@@ -151,8 +175,8 @@ def _judged_turns(conn: Connection, answered: Select[Any]) -> list[_Placed]:
 
 
 def _degenerate_turns(conn: Connection, answered: Select[Any]) -> list[_Placed]:
-    """Return those of the turns whose replies are degenerate, as of their ends."""
-    rows = conn.execute(answered.where(_IS_DEGENERATE))
+    """Return the turns, whose replies are degenerate, as of their ends."""
+    rows = conn.execute(answered)
     return [(r.finished_at, r.seq, _scored_turn(r, satisfied=False)) for r in rows]
 
 
@@ -177,10 +201,8 @@ def names_with_scores(conn: Connection, per: PolicyOwner, *, after: ScoreCursor)
     newer = union_all(judged, failed).subquery()
     if per == "all":
         return {DEFAULT_NAME} if conn.execute(select(newer.c.id).limit(1)).first() else set()
-    owner = owner_column(per)
-    query = select(owner).distinct().join(t.turns, t.turns.c.seq == t.exchanges.c.seq)
-    rows = conn.execute(query.where(t.turns.c.id.in_(select(newer.c.id))))
-    return {name_of_owner(per, value) for value in rows.scalars()}
+    query = select(t.turns.c.owner).distinct().where(t.turns.c.id.in_(select(newer.c.id)))
+    return set(conn.execute(query).scalars())
 
 
 def newest_score(conn: Connection) -> ScoreCursor:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, case, func, insert, select, update
 
-from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, TRAINER_FILES, find_damage
-from openclaw_rl.errors import IdentityMismatch, ModelError, OpenClawError, StaleLease
-from openclaw_rl.reasons import Reason, ReasonCode
+from openclaw_rl.errors import IdentityMismatch, OpenClawError, StaleLease
 from openclaw_rl.store import events, leases, turn_states
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.db import Store
-from openclaw_rl.store.file_digests import FolderDigests
-from openclaw_rl.store.lessons import lessons
-from openclaw_rl.store.lineage import policy_marks
-from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, head_version, move_head, read_heads
+from openclaw_rl.store.lineage.policy_names import (
+    DEFAULT_NAME,
+    head_version,
+    move_head,
+    read_heads,
+    record_change,
+)
 from openclaw_rl.store.lineage.policy_paths import resolved_path, stored_path
 from openclaw_rl.store.lineage.training_queue import ancestors
 from openclaw_rl.store.rows import from_row, numbers_to_json, policy_from_row, to_json, to_row
@@ -31,37 +29,25 @@ log = logging.getLogger("openclaw_rl.store")
 SERVED_CURSOR = "served version"
 """Name of the cursor at the version that the gateway serves."""
 
+# Versions that `newest_first` reads in one query.
+_READ_AT_ONCE = 20
 REMOVED_REASON = "its files were removed to save space (train.checkpoint.keep_versions)"
 
 _get = select(t.policies).where(t.policies.c.version == bindparam("version"))
 _insert_policy = insert(t.policies)
 _insert_use = insert(t.uses)
 _count_use = (
-    update(t.turns).where(t.turns.c.id == bindparam("used")).values(uses=t.turns.c.uses + 1)
-)
-_mark_rolled_back = (
-    update(t.policies)
-    .where(t.policies.c.version.in_(bindparam("versions", expanding=True)))
+    update(t.turns)
+    .where(t.turns.c.id == bindparam("used"))
     .values(
-        state=PolicyState.ROLLED_BACK.value,
-        reason=bindparam("new_reason"),
-        reason_code=bindparam("new_code"),
+        uses=t.turns.c.uses + 1,
+        lost=t.turns.c.lost + case((t.turns.c.owner == bindparam("of_policy"), 0), else_=1),
     )
-)
-_mark_live = (
-    update(t.policies)
-    .where(t.policies.c.version.in_(bindparam("versions", expanding=True)))
-    .values(state=PolicyState.LIVE.value, reason=None, reason_code=None)
 )
 _set_files = (
     update(t.policies)
     .where(t.policies.c.version == bindparam("of"))
     .values(files=bindparam("new_files"))
-)
-_set_damage = (
-    update(t.policies)
-    .where(t.policies.c.version == bindparam("of"))
-    .values(damage=bindparam("found"))
 )
 
 
@@ -100,6 +86,14 @@ def head(conn: Connection, name: str = DEFAULT_NAME) -> Policy:
     return replace(policy, name=name)
 
 
+def heads_of(conn: Connection, names: Iterable[str]) -> list[Policy]:
+    """Return `head` of each of these policies, in their order."""
+    heads = read_heads(conn)
+    versions = {name: head_version(heads, name) for name in names}
+    by_version = {policy.version: policy for policy in get_many(conn, set(versions.values()))}
+    return [replace(by_version[version], name=name) for name, version in versions.items()]
+
+
 def get(conn: Connection, version: int) -> Policy | None:
     row = conn.execute(_get, {"version": version}).one_or_none()
     return None if row is None else _read_policy(conn, row)
@@ -127,6 +121,36 @@ def get_many(conn: Connection, versions: Collection[int]) -> list[Policy]:
     return [_read_policy(conn, row) for row in conn.execute(query)]
 
 
+def names_of_versions(conn: Connection, versions: Collection[int]) -> dict[int, str]:
+    """Return the name of the policy of each of the versions that exist."""
+    query = select(t.policies.c.version, t.policies.c.name).where(
+        t.policies.c.version.in_(list(versions))
+    )
+    return {row.version: row.name for row in conn.execute(query)}
+
+
+def folders_of_versions(conn: Connection, versions: Collection[int]) -> list[str]:
+    """Return the folders of those of the versions that have one."""
+    query = select(t.policies.c.path).where(
+        t.policies.c.version.in_(list(versions)), t.policies.c.path.is_not(None)
+    )
+    return [str(resolved_path(conn, path)) for path in conn.execute(query).scalars().all()]
+
+
+def newest_first(conn: Connection) -> Iterator[Policy]:
+    """Yield all versions of any state, newest first, as they are asked for."""
+    below = next_version(conn)
+    while below > 0:
+        older = t.policies.c.version < below
+        query = select(t.policies).where(older).order_by(t.policies.c.version.desc())
+        rows = conn.execute(query.limit(_READ_AT_ONCE)).all()
+        if not rows:
+            return
+        for row in rows:
+            yield _read_policy(conn, row)
+        below = rows[-1].version
+
+
 def list_all(conn: Connection) -> list[Policy]:
     """Return all versions of any state, oldest first."""
     return [
@@ -135,9 +159,20 @@ def list_all(conn: Connection) -> list[Policy]:
     ]
 
 
-def lineage(conn: Connection, version: int) -> list[int]:
-    """Return [`version`, its parent, ..., 0]; empty for an unknown version."""
-    line = ancestors(version)
+def get_parent(conn: Connection, version: int) -> int | None:
+    """Return the parent of a version; None for the base and for an unknown version."""
+    parent: int | None = conn.execute(
+        select(t.policies.c.parent).where(t.policies.c.version == version)
+    ).scalar()
+    return parent
+
+
+def lineage(conn: Connection, version: int, *, above: int | None = None) -> list[int]:
+    """Return [`version`, its parent, ..., 0]; empty for an unknown version.
+
+    `above`: only the versions with a higher number; the ancestors of the others are not looked at.
+    """
+    line = ancestors(version, above=above)
     return list(conn.execute(select(line.c.version).order_by(line.c.version.desc())).scalars())
 
 
@@ -239,93 +274,6 @@ def reject(
     events.append(conn, "policy.rejected", str(policy.version), data, now)
 
 
-def roll_back(
-    conn: Connection,
-    *,
-    to: int,
-    reason: str,
-    code: ReasonCode = ReasonCode.ROLLED_BACK,
-    at: float,
-    automatic: bool = False,
-    name: str = DEFAULT_NAME,
-) -> Policy:
-    """Move a policy's head back to `to`, and append "policy.rolled_back".
-
-    The versions up to the old head that are on no head's lineage any more become ROLLED_BACK. `automatic`: the
-    satisfaction watch asked for it. Raises `ValueError` if `to` is not an ancestor of the head.
-    """
-    head_lineage = lineage(conn, head(conn, name).version)
-    if to not in head_lineage[1:]:
-        raise ValueError(
-            f"roll back to {to}: expected an ancestor of the head {head_lineage[0]}, one of {head_lineage[1:]}"
-        )
-    undone = head_lineage[: head_lineage.index(to)]
-    _leave_versions(conn, name, head_lineage[0], to, undone, Reason(code, reason), automatic, at)
-    data = {"versions": undone, "reason": reason, "code": code, "automatic": automatic}
-    events.append(conn, "policy.rolled_back", str(to), data, at)
-    target = get(conn, to)
-    assert target is not None, f"version {to} is in the lineage"
-    return target
-
-
-def promote(conn: Connection, *, to: int, reason: str, at: float) -> None:
-    """Make `to`, which is not on the lineage of its policy's head, that head; event "policy.promoted".
-
-    `to` and its ancestors become LIVE. The versions that leave the head's lineage become ROLLED_BACK with `reason`.
-    Raises `ValueError` if `to` is unknown or on the head's lineage.
-    """
-    target = get(conn, to)
-    new_lineage = lineage(conn, to)
-    name = DEFAULT_NAME if target is None else target.name
-    old_lineage = lineage(conn, head(conn, name).version)
-    if target is None or to in old_lineage:
-        raise ValueError(
-            f"promote {to}: expected a version that is not on the lineage of the head {old_lineage[0]}"
-        )
-    left = [version for version in old_lineage if version not in new_lineage]
-    _leave_versions(
-        conn, name, old_lineage[0], to, left, Reason(ReasonCode.PROMOTED, reason), False, at
-    )
-    conn.execute(
-        _mark_live, {"versions": [version for version in new_lineage if version not in old_lineage]}
-    )
-    events.append(conn, "policy.promoted", str(to), {"versions": left, "reason": reason}, at)
-
-
-def _leave_versions(
-    conn: Connection,
-    name: str,
-    old: int,
-    to: int,
-    left: list[int],
-    reason: Reason,
-    automatic: bool,
-    at: float,
-) -> None:
-    """Move the head from `old` to `to`, and mark the versions that are on no lineage any more as rolled back.
-
-    The weights of `to` do not follow the lessons that were learned by those versions. A canary of the policy ends: it
-    was compared with `old`.
-    """
-    move_head(conn, name, to)
-    policy_marks.end_canary(conn, name)
-    others = {
-        version for current in set(read_heads(conn).values()) for version in lineage(conn, current)
-    }
-    abandoned = [version for version in left if version not in others]
-    conn.execute(
-        _mark_rolled_back,
-        {"versions": abandoned, "new_reason": reason.detail, "new_code": reason.code},
-    )
-    lessons.unlearn_versions(conn, abandoned, at=at)
-    policy_marks.record_head_move(
-        conn, name, old=old, to=to, left=left, reason=reason.detail, automatic=automatic, at=at
-    )
-
-
-# ------------------------------------------------------------------------------- files on the disk
-
-
 def is_removed(policy: Policy) -> bool:
     """Return whether the files of a version were removed to save space."""
     return bool(policy.files) and not any(policy.files.values())
@@ -337,122 +285,6 @@ def mark_removed(conn: Connection, policy: Policy, names: Collection[str]) -> No
     conn.execute(_set_files, {"of": policy.version, "new_files": files})
 
 
-def examine_files(
-    store: Store, version: int, *, for_engine: bool = False, trusts_known: bool = False
-) -> str | None:
-    """Compare the files of a version with their digests. Return why the version cannot be used, or None.
-
-    Damage is recorded, and if the head is damaged, it moves back to the newest sound version of its lineage. The turns
-    of the versions that it leaves are trained on again. `for_engine`: leave out the optimizer state of full weights,
-    which is several times larger than the weights. `trusts_known`: do not read large files again that have not changed
-    since they were hashed, such as full weights; whoever loads them compares what it reads. Raises `ModelError` if the
-    files cannot be compared now.
-    """
-    with store.read() as conn:
-        policy = get(conn, version)
-    if policy is None or policy.path is None:
-        return None
-    digests = FolderDigests(store, Path(policy.path), policy.files)
-    skip = set[str]()
-    if for_engine and ADAPTER_CONFIG not in policy.files:
-        skip.update(TRAINER_FILES)
-    if trusts_known:
-        known = digests.read_known()
-        skip.update(name for name, digest in known.items() if digest == policy.files[name])
-    damage = None if is_removed(policy) else _find_damage(policy, policy.path, skip, digests)
-    # Files that were not read may be those that are damaged.
-    if damage is None and skip:
-        damage = policy.damage
-    if damage == policy.damage:
-        return REMOVED_REASON if is_removed(policy) else damage
-    return _store_damage(store, policy, damage)
-
-
-def _find_damage(
-    policy: Policy, folder: str, skip: Collection[str], digests: FolderDigests
-) -> str | None:
-    """Compare the files, but for those in `skip`. The digests of files without damage are kept as known."""
-    damage = _compare_files(policy, folder, skip)
-    if damage is None:
-        compared = {name: digest for name, digest in policy.files.items() if name not in skip}
-        digests.record(compared)
-    return damage
-
-
-def _store_damage(store: Store, policy: Policy, damage: str | None) -> str | None:
-    """Record the damage that was found, or its absence. Return why the version cannot be used now, or None."""
-    with store.write() as conn:
-        current = get(conn, policy.version)
-        assert current is not None, "versions are never deleted"
-        if is_removed(current):
-            return REMOVED_REASON
-        # Some were removed during the comparison.
-        if current.files != policy.files:
-            return current.damage
-        _record_damage(conn, current, damage, time.time())
-    return damage
-
-
-def _compare_files(policy: Policy, folder: str, skip: Collection[str]) -> str | None:
-    """Return how the files of a version differ from their digests, or None. Raises `ModelError`."""
-    try:
-        return find_damage(folder, policy.digest, policy.files, skip=skip)
-    except OSError as error:
-        cure = "Restore access to them, or roll back to the base (`openclaw-rl rollback 0`)"
-        raise ModelError(
-            f"the files of version {policy.version} cannot be read: {error}. {cure}"
-        ) from error
-
-
-def _record_damage(conn: Connection, policy: Policy, damage: str | None, at: float) -> None:
-    conn.execute(_set_damage, {"of": policy.version, "found": damage})
-    if damage is None:
-        return
-    log.error("version %d is damaged: %s", policy.version, damage)
-    events.append(conn, "policy.damaged", str(policy.version), {"damage": damage}, at)
-    for name, current in read_heads(conn).items():
-        sound = next(
-            version for version in lineage(conn, current) if _is_usable(get(conn, version))
-        )
-        if sound == current:
-            continue
-        of = "" if name == DEFAULT_NAME else f" of the policy {name!r}"
-        log.error("the head%s moves back from version %d to version %d", of, current, sound)
-        reason = f"version {policy.version} is damaged: {damage}"
-        roll_back(conn, to=sound, reason=reason, code=ReasonCode.DAMAGED, at=at, name=name)
-
-
-def _is_usable(policy: Policy | None) -> bool:
-    return policy is not None and policy.damage is None and not is_removed(policy)
-
-
-def rollback_targets(conn: Connection, name: str = DEFAULT_NAME) -> list[int]:
-    """Return the ancestors of a policy's head that can become its head again, newest first."""
-    head_ancestors = set(lineage(conn, head(conn, name).version)[1:])
-    return [
-        policy.version
-        for policy in reversed(list_all(conn))
-        if policy.version in head_ancestors and _is_usable(policy)
-    ]
-
-
-def damaged_versions(conn: Connection) -> list[Policy]:
-    """Return the versions whose files are damaged, oldest first, without those whose files were removed since."""
-    damaged = conn.execute(
-        select(t.policies.c.version).where(t.policies.c.damage.is_not(None))
-    ).scalars()
-    return [policy for policy in get_many(conn, damaged.all()) if not is_removed(policy)]
-
-
-def damage_reports(conn: Connection) -> list[str]:
-    """Return a line for each damaged version: what is wrong, what was done, and the cure."""
-    return [
-        f"version {policy.version} is damaged: {policy.damage}. It is not served, and not trained from; version "
-        f"{head(conn).version} is the head. Restore {policy.path} from a backup if you need version {policy.version}"
-        for policy in damaged_versions(conn)
-    ]
-
-
 def insert_version(
     conn: Connection, policy: Policy, uses: Sequence[Use], state: PolicyState
 ) -> None:
@@ -462,11 +294,14 @@ def insert_version(
     }
     path = stored_path(conn, policy.path)
     conn.execute(_insert_policy, to_row(t.policies, policy, state=state.value, path=path, **values))
+    record_change(conn)
     if not uses:
         return
     _check_uses(conn, policy, uses)
     conn.execute(_insert_use, [to_row(t.uses, use, place=place) for place, use in enumerate(uses)])
-    conn.execute(_count_use, [{"used": u.turn} for u in uses])
+    # Only a published version counts, for the turns of its own policy.
+    of_policy = policy.name if state is PolicyState.LIVE else ""
+    conn.execute(_count_use, [{"used": use.turn, "of_policy": of_policy} for use in uses])
 
 
 def _check_uses(conn: Connection, policy: Policy, uses: Sequence[Use]) -> None:

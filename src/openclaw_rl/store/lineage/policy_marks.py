@@ -9,7 +9,7 @@ from sqlalchemy import Connection, delete, func, select
 from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, read_heads
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, read_heads, record_change
 from openclaw_rl.store.rows import from_json, to_json
 
 _PINNED_KEY = "pinned_versions"
@@ -47,10 +47,12 @@ def begin_canary(conn: Connection, name: str, version: int, share: float, at: fl
         _canary_key(name),
         asdict(CanaryMark(version=version, share=share, after=_last_seq(conn), at=at)),
     )
+    record_change(conn)
 
 
 def end_canary(conn: Connection, name: str) -> None:
     conn.execute(delete(t.meta).where(t.meta.c.key == _canary_key(name)))
+    record_change(conn)
 
 
 def find_canary(conn: Connection, name: str) -> CanaryMark | None:

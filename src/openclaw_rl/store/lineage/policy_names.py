@@ -9,19 +9,25 @@ The store keeps `policy.per` as the system was last started with it, so that eve
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Integer,
     Select,
     Text,
+    and_,
     case,
     cast,
     func,
     insert,
+    literal,
+    literal_column,
     select,
     update,
 )
@@ -30,8 +36,9 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from openclaw_rl.errors import ConfigError, OpenClawError, StoreError
 from openclaw_rl.store import events
 from openclaw_rl.store import schema as t
+from openclaw_rl.store.lineage import lost_uses
 from openclaw_rl.store.rows import from_json, to_json
-from openclaw_rl.types import Kind, PolicyState, TurnState
+from openclaw_rl.types import Capture, Kind, Request, TurnState
 
 PolicyOwner = Literal["all", "agent", "user", "key"]
 """Who has a policy of its own; "all": one policy for all."""
@@ -69,9 +76,12 @@ def require_owner(conn: Connection, setting: PolicyOwner | None) -> PolicyOwner:
 
 
 def record_owner(conn: Connection, owner: PolicyOwner) -> None:
-    """Store who has a policy of its own from now on."""
+    """Store who has a policy of its own from now on. If that changes, each turn trains the policy that has it then."""
+    before = stored_owner(conn)
     row = {"key": _OWNER_KEY, "value": to_json(owner)}
     conn.execute(upsert(t.meta).values(row).on_conflict_do_update(index_elements=["key"], set_=row))
+    if before != owner:
+        _assign_owners(conn, owner)
 
 
 def policy_name(per: PolicyOwner, *, agent: str, user: str, key: str) -> str:
@@ -79,11 +89,6 @@ def policy_name(per: PolicyOwner, *, agent: str, user: str, key: str) -> str:
     owner = {"all": "", "agent": agent, "user": user, "key": key}[per]
     if per in _NAMED_BY_CLIENTS and owner:
         owner = f"{key}:{owner}"
-    return name_of_owner(per, owner)
-
-
-def name_of_owner(per: PolicyOwner, owner: str | None) -> str:
-    """Return the name of the policy of this owner, as `owner_column` has it."""
     return f"{per}:{owner}" if owner else DEFAULT_NAME
 
 
@@ -118,64 +123,92 @@ _OWNERS: dict[str, ColumnElement[str]] = {
 }
 _NAMED_BY_CLIENTS = frozenset({"agent", "user"})
 """Owners that a request names as it likes: the key is part of who they are."""
-
-
-class OwnerFilter(NamedTuple):
-    """Selects the turns that train a policy, whose exchange has this agent, user or key.
-
-    `key`: id of the API key of an agent or a user; None: any, for turns that name nobody.
-    """
-
-    column: str
-    value: str
-    key: str | None = None
-
-    def _conditions(self) -> list[ColumnElement[bool]]:
-        """Conditions on a row of `exchanges`."""
-        conditions = [_OWNERS[self.column] == self.value]
-        if self.key is not None:
-            conditions.append(_key_of_exchange == self.key)
-        return conditions
-
-    def condition(self) -> ColumnElement[bool]:
-        """Condition on a row of `turns`."""
-        of_owner = select(t.exchanges.c.seq).where(
-            t.exchanges.c.seq == t.turns.c.seq, *self._conditions()
-        )
-        return of_owner.correlate(t.turns).exists()
-
-    def practice_condition(self) -> ColumnElement[bool]:
-        """Condition on a row of `turns` of practice: the turn whose prompt was asked again has this owner."""
-        source = t.turns.alias("source")
-        practised = select(t.practice_turns.c.turn).join(
-            source, source.c.id == t.practice_turns.c.source
-        )
-        practised = practised.join(t.exchanges, t.exchanges.c.seq == source.c.seq)
-        return t.turns.c.id.in_(practised.where(*self._conditions()))
-
-
 _MAX_NAMED = 20
 
 
-def owner_column(per: PolicyOwner) -> ColumnElement[str]:
-    """Return what names the owner of a policy in a row of `exchanges`, empty for nobody; not for "all"."""
-    column = _OWNERS[per]
-    if per not in _NAMED_BY_CLIENTS:
-        return column
-    return case((column == "", ""), else_=_key_of_exchange + ":" + column)
+class OwnerFilter(NamedTuple):
+    """Selects the turns that train the policy `name`. `per`: who has a policy of its own."""
+
+    per: PolicyOwner
+    name: str
+
+    @property
+    def may_be_several(self) -> bool:
+        """Whether turns of several people may train the policy."""
+        return self.per in ("all", "agent")
+
+    def condition(self) -> ColumnElement[bool]:
+        """Condition on a row of `turns`."""
+        return t.turns.c.owner == self.name
 
 
-def owner_filter(per: PolicyOwner, name: str) -> OwnerFilter | None:
-    """Return which turns train the policy `name`; None: all."""
+def owner_filter(per: PolicyOwner, name: str) -> OwnerFilter:
+    """Return which turns train the policy `name`."""
+    return OwnerFilter(per, name)
+
+
+def stored_user(request: Request) -> str:
+    """Return the user of a request as the store keeps it: of a redacted one, nobody."""
+    return "" if request.capture is Capture.REDACTED else request.user
+
+
+def names_of_requests(conn: Connection, requests: Sequence[Request]) -> list[str]:
+    """Return the policy that each of the requests trains."""
+    per = stored_owner(conn)
     if per == "all":
-        return None
-    if name == DEFAULT_NAME:
-        return OwnerFilter(per, "")
-    owner = name.removeprefix(f"{per}:")
-    if per not in _NAMED_BY_CLIENTS:
-        return OwnerFilter(per, owner)
-    key, _, named = owner.partition(":")
-    return OwnerFilter(per, named, key)
+        return [DEFAULT_NAME] * len(requests)
+    keys = _keys_of_requests(conn, requests)
+    return [
+        policy_name(per, agent=request.agent, user=stored_user(request), key=key)
+        for request, key in zip(requests, keys, strict=True)
+    ]
+
+
+def _keys_of_requests(conn: Connection, requests: Sequence[Request]) -> list[str]:
+    """Return the id of the API key to which each request belongs, as `_key_of_exchange` does."""
+    episodes = {request.episode for request in requests if request.episode is not None}
+    scopes: dict[str, str] = {}
+    if episodes:
+        query = select(t.episodes.c.id, t.episodes.c.scope).where(t.episodes.c.id.in_(episodes))
+        scopes = {row.id: row.scope for row in conn.execute(query)}
+    main_key: str = conn.execute(_main_key).scalar() or IMPORT_SCOPE
+    keys = []
+    for request in requests:
+        if request.scope == IMPORT_SCOPE:
+            keys.append(main_key)
+        else:
+            keys.append(scopes.get(request.episode or "", request.scope))
+    return keys
+
+
+def _assign_owners(conn: Connection, per: PolicyOwner, *conditions: ColumnElement[bool]) -> None:
+    """Store the policy that each turn with these conditions trains, and count the uses by its lineage again."""
+    owner: ColumnElement[str] = literal(DEFAULT_NAME)
+    if per != "all":
+        column = _OWNERS[per]
+        named = column if per not in _NAMED_BY_CLIENTS else _key_of_exchange + ":" + column
+        owner = case((column == "", DEFAULT_NAME), else_=literal(f"{per}:") + named)
+        owner = (
+            select(owner)
+            .where(t.exchanges.c.seq == t.turns.c.seq)
+            .correlate(t.turns)
+            .scalar_subquery()
+        )
+    conn.execute(update(t.turns).where(*conditions).values(owner=owner))
+    source = t.turns.alias("source")
+    of_source = (
+        select(source.c.owner)
+        .join(t.practice_turns, t.practice_turns.c.source == source.c.id)
+        .where(t.practice_turns.c.turn == t.turns.c.id)
+        .correlate(t.turns)
+    )
+    is_practice = t.equals_literal(t.turns.c.kind, Kind.PRACTICE)
+    conn.execute(
+        update(t.turns)
+        .where(is_practice, of_source.exists())
+        .values(owner=of_source.scalar_subquery())
+    )
+    lost_uses.recount_all(conn)
 
 
 def is_owned(per: PolicyOwner, name: str) -> bool:
@@ -183,51 +216,51 @@ def is_owned(per: PolicyOwner, name: str) -> bool:
     return name == DEFAULT_NAME or (per != "all" and name.startswith(f"{per}:"))
 
 
-def waiting_names(conn: Connection, per: PolicyOwner) -> list[str]:
+def waiting_names(conn: Connection, per: PolicyOwner, *, full: int = 1) -> list[str]:
     """Return the policies that may have turns to train on.
 
-    First those with batches of an undo; then those with judged turns that no version used, or that a version used which
-    was rolled back or rejected, by the oldest such turn.
+    First those with batches of an undo; then those with judged turns that no version used, or that lost a use, because
+    the version was rolled back or rejected. Of these, the policies with at least `full` such turns come first, so that
+    nobody whose batch is full waits for the others to be asked; then the one with the oldest turn.
     """
     if per == "all":
         return [DEFAULT_NAME]
-    left_states = (PolicyState.ROLLED_BACK.value, PolicyState.REJECTED.value)
-    lost = select(t.uses.c.turn).join(t.policies, t.policies.c.version == t.uses.c.policy)
-    conditions = (
-        t.turns.c.uses == 0,
-        t.turns.c.id.in_(lost.where(t.policies.c.state.in_(left_states))),
-    )
-    oldest: dict[str | None, int] = {}
-    for condition in conditions:
-        for owner, seq in conn.execute(_oldest_by_owner(per, condition)):
+    oldest: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+    for condition, signal in itertools.product((t.turns.c.uses == 0, HAS_LOST_USE), SIGNALS):
+        for owner, seq, count in conn.execute(_oldest_by_owner(condition, signal)):
             oldest[owner] = min(seq, oldest.get(owner, seq))
-    fresh = [name_of_owner(per, owner) for owner in sorted(oldest, key=oldest.__getitem__)]
+            counts[owner] += count
+    fresh = sorted(oldest, key=lambda name: (counts[name] < full, oldest[name]))
     batches = select(t.retraining.c.name).order_by(t.retraining.c.seq)
     undone = [name for name in conn.execute(batches).scalars() if is_owned(per, name)]
     return list(dict.fromkeys([*undone, *fresh])) or [DEFAULT_NAME]
 
 
-def _oldest_by_owner(per: PolicyOwner, condition: ColumnElement[bool]) -> Select[str, Any]:
-    """Select each owner and the number of the oldest of its judged turns that fit. One condition uses an index."""
-    query = select(owner_column(per), func.min(t.turns.c.seq)).select_from(t.turns)
-    query = query.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq).where(
-        condition,
-        t.equals_literal(t.turns.c.state, TurnState.JUDGED),
-        t.turns.c.untrainable.is_(None),
-        t.equals_literal(t.turns.c.kind, Kind.MAIN),
-        t.turns.c.signal > 0,
-    )
-    return query.group_by(owner_column(per))
+SIGNALS = (1, 2, 3, 4)
+"""Values of `turns.signal` with which a method may train. Queries name one each, as the indexes begin with it."""
+IS_CLAIMABLE = and_(
+    t.equals_literal(t.turns.c.state, TurnState.JUDGED),
+    t.turns.c.untrainable.is_(None),
+    t.equals_literal(t.turns.c.kind, Kind.MAIN),
+)
+HAS_LOST_USE = t.turns.c.lost > literal_column("0", Integer)
+"""Conditions of the partial indexes of `schema.turns`, which SQLite uses only for the same words."""
+
+
+def _oldest_by_owner(condition: ColumnElement[bool], signal: int) -> Select[str, int, int]:
+    """Select each policy, the number of the oldest of its turns with this signal that fit, and how many do."""
+    owner = t.turns.c.owner
+    query = select(owner, func.min(t.turns.c.seq), func.count())
+    return query.where(IS_CLAIMABLE, t.turns.c.signal == signal, condition).group_by(owner)
 
 
 def name_of_turn(conn: Connection, per: PolicyOwner, turn: str) -> str:
     """Return the policy that a turn trains. A turn of practice trains that of the turn whose prompt was asked again."""
     if per == "all":
         return DEFAULT_NAME
-    source = select(t.practice_turns.c.source).where(t.practice_turns.c.turn == turn)
-    turn = conn.execute(source).scalar_one_or_none() or turn
-    query = select(owner_column(per)).join(t.turns, t.turns.c.seq == t.exchanges.c.seq)
-    return name_of_owner(per, conn.execute(query.where(t.turns.c.id == turn)).scalar())
+    query = select(t.turns.c.owner).where(t.turns.c.id == turn)
+    return conn.execute(query).scalar() or DEFAULT_NAME
 
 
 def read_heads(conn: Connection) -> dict[str, int]:
@@ -239,6 +272,25 @@ def read_heads(conn: Connection) -> dict[str, int]:
             "`openclaw-rl up`, or wait until it has started"
         )
     return heads
+
+
+_CHANGES = "policy changes"
+_count_change = (
+    upsert(t.cursors)
+    .values(name=_CHANGES, seq=1)
+    .on_conflict_do_update(index_elements=["name"], set_={"seq": t.cursors.c.seq + 1})
+)
+
+
+def record_change(conn: Connection) -> None:
+    """Count a change of a head, of a canary or of the state of a version; whoever serves them reads them again."""
+    conn.execute(_count_change)
+
+
+def count_changes(conn: Connection) -> int:
+    """Return how often `record_change` was called on this store."""
+    query = select(t.cursors.c.seq).where(t.cursors.c.name == _CHANGES)
+    return int(conn.execute(query).scalar() or 0)
 
 
 def head_version(heads: dict[str, int], name: str) -> int:
@@ -292,14 +344,17 @@ def start_policies(conn: Connection, owner: PolicyOwner) -> None:
     record_owner(conn, owner)
     heads = read_heads(conn)
     if owner != "all" and SHARED_NAME not in heads:
-        conn.execute(insert(t.heads), {"name": SHARED_NAME, "version": heads[DEFAULT_NAME]})
+        move_head(conn, SHARED_NAME, heads[DEFAULT_NAME])
         events.append(conn, "policy.shared", str(heads[DEFAULT_NAME]), {}, time.time())
 
 
 def record_main_key(conn: Connection, key: str) -> None:
     """Store the id of the home's first API key, which gets the policies that were trained on imported turns alone."""
+    before = conn.execute(_main_key).scalar()
     row = {"key": _MAIN_KEY, "value": key.encode()}
     conn.execute(upsert(t.meta).values(row).on_conflict_do_update(index_elements=["key"], set_=row))
+    if before != key:
+        _assign_owners(conn, stored_owner(conn), t.turns.c.scope == IMPORT_SCOPE)
     known = set(conn.execute(select(t.policies.c.name).distinct()).scalars())
     for kind in _NAMED_BY_CLIENTS:
         prefix = f"{kind}:{IMPORT_SCOPE}:"
@@ -312,6 +367,7 @@ def record_main_key(conn: Connection, key: str) -> None:
 def _rename_policy(conn: Connection, name: str, renamed: str) -> None:
     for column in (t.policies.c.name, t.heads.c.name, t.retraining.c.name, t.lessons.c.policy):
         conn.execute(update(column.table).where(column == name).values({column.name: renamed}))
+    record_change(conn)
 
 
 def move_head(conn: Connection, name: str, version: int) -> None:
@@ -321,3 +377,4 @@ def move_head(conn: Connection, name: str, version: int) -> None:
     ).rowcount
     if not moved:
         conn.execute(insert(t.heads), {"name": name, "version": version})
+    record_change(conn)

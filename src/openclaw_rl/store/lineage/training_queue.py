@@ -10,14 +10,13 @@ from sqlalchemy import (
     CTE,
     ColumnElement,
     Connection,
-    Integer,
     ScalarSelect,
     Select,
     and_,
     func,
-    literal_column,
     or_,
     select,
+    true,
     tuple_,
 )
 
@@ -28,7 +27,11 @@ from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import is_signal
 from openclaw_rl.store.episodes.credit import episode_steps, groups_before_judge, with_group
 from openclaw_rl.store.lessons.taste_changes import NO_CHANGES, read_taste_changes
-from openclaw_rl.store.lineage.policy_names import OwnerFilter
+from openclaw_rl.store.lineage.policy_names import (
+    HAS_LOST_USE,
+    IS_CLAIMABLE,
+    OwnerFilter,
+)
 from openclaw_rl.store.person_scores import Person
 from openclaw_rl.store.rows import turn_from_row
 from openclaw_rl.store.trust import evidence
@@ -37,23 +40,23 @@ from openclaw_rl.types import JudgedTurn, Kind, PolicyState, TurnState, Use, Ver
 
 MAX_REJECTED_USES = 2
 """A turn that this many rejected candidates used is not replayed again."""
+MAX_CONSIDERED = 4096
+"""The newest scored turns of a policy among which held-out turns are found."""
 
 
-def ancestors(version: int) -> CTE:
-    """Return `version` and its ancestors as a recursive CTE."""
+def ancestors(version: int, *, above: int | None = None) -> CTE:
+    """Return `version` and its ancestors as a recursive CTE. `above`: only those with a higher number."""
     p = t.policies
-    lineage = (
-        select(p.c.version, p.c.parent).where(p.c.version == version).cte("line", recursive=True)
-    )
-    return lineage.union_all(
-        select(p.c.version, p.c.parent).join(lineage, p.c.version == lineage.c.parent)
-    )
+    is_above = true() if above is None else p.c.version > above
+    first = select(p.c.version, p.c.parent).where(p.c.version == version, is_above)
+    lineage = first.cte("line", recursive=True)
+    parents = select(p.c.version, p.c.parent).join(lineage, p.c.version == lineage.c.parent)
+    return lineage.union_all(parents.where(is_above))
 
 
 def trainable_turns(
     conn: Connection,
     *,
-    head: int,
     limit: int,
     max_uses: int,
     need_score: bool,
@@ -74,7 +77,6 @@ def trainable_turns(
     """
     ids = trainable_ids(
         conn,
-        head=head,
         limit=limit,
         max_uses=max_uses,
         need_score=need_score,
@@ -87,7 +89,6 @@ def trainable_turns(
 def trainable_ids(
     conn: Connection,
     *,
-    head: int,
     limit: int,
     max_uses: int,
     need_score: bool,
@@ -95,7 +96,7 @@ def trainable_ids(
     owner: OwnerFilter | None = None,
 ) -> list[str]:
     """Return the ids of the turns of `trainable_turns`."""
-    queries = _trainable_queries(conn, head, max_uses, need_score, need_hint, owner)
+    queries = _trainable_queries(conn, max_uses, need_score, need_hint, owner)
     floods = _of_floods(conn)
     if floods is None:
         return _oldest(conn, queries, limit)
@@ -126,13 +127,13 @@ def _of_floods(conn: Connection) -> ColumnElement[bool] | None:
 
 
 def trainable_groups(
-    conn: Connection, *, head: int, limit: int, max_uses: int, owner: OwnerFilter | None = None
+    conn: Connection, *, limit: int, max_uses: int, owner: OwnerFilter | None = None
 ) -> list[list[str]]:
     """Return the ids of the fresh turns of complete groups of episodes, oldest group first; at most `limit` groups.
 
     Fresh as in `trainable_turns`. A group with a turn that still waits for the judge is left out.
     """
-    queries = _trainable_queries(conn, head, max_uses, False, False, owner)
+    queries = _trainable_queries(conn, max_uses, False, False, owner)
     rows = sorted(
         {
             (row.seq, row.id, row.group_id)
@@ -151,14 +152,13 @@ def trainable_groups(
 def count_trainable(
     conn: Connection,
     *,
-    head: int,
     max_uses: int,
     need_score: bool,
     need_hint: bool,
     owner: OwnerFilter | None = None,
 ) -> int:
     """Return the number of turns that `trainable_turns` finds without a limit."""
-    queries = _trainable_queries(conn, head, max_uses, need_score, need_hint, owner)
+    queries = _trainable_queries(conn, max_uses, need_score, need_hint, owner)
     return sum(
         conn.execute(select(func.count()).select_from(query.subquery())).scalar_one()
         for query in queries
@@ -167,30 +167,29 @@ def count_trainable(
 
 def _trainable_queries(
     conn: Connection,
-    head: int,
     max_uses: int,
     need_score: bool,
     need_hint: bool,
     owner: OwnerFilter | None,
 ) -> list[Select[tuple[int, str]]]:
-    """Return the queries for turns that no version used, and for those that only versions off the lineage used."""
-    lineage = ancestors(head)
-    ready = _ready_turns(conn, need_score, need_hint, owner)
-    counted = t.turns.c.uses - _count_uses_by(_rejected_or_damaged_versions()) <= max_uses
-    again = ready.where(
-        t.turns.c.uses >= 1,
-        _used_off_lineage(lineage),
-        counted,
-        _uses_on_lineage(lineage) == 0,
-        _has_distinct_batch_sizes(),
-    )
-    return [ready.where(t.turns.c.uses == 0), again]
+    """Return queries for turns that no version used, and for those of which all uses are lost."""
+    p = t.policies.c
+    excused = _count_uses(or_(p.state == PolicyState.REJECTED.value, p.damage.is_not(None)))
+    queries = []
+    for ready in _ready_turns(conn, need_score, need_hint, owner):
+        again = ready.where(
+            HAS_LOST_USE,
+            _uses_of_lineage == 0,
+            t.turns.c.uses - excused <= max_uses,
+            _has_distinct_batch_sizes(),
+        )
+        queries += [ready.where(t.turns.c.uses == 0), again]
+    return queries
 
 
 def replay_turns(
     conn: Connection,
     *,
-    head: int,
     limit: int,
     max_uses: int,
     need_score: bool,
@@ -203,19 +202,22 @@ def replay_turns(
     They are sorted oldest first and exclude those in `skip`. Uses by other policies count only towards two bounds: at
     most `max_uses` in total, and fewer than `MAX_REJECTED_USES` by rejected candidates. Raises `DamagedRow`.
     """
-    lineage = ancestors(head)
-    newest = _ready_turns(conn, need_score, need_hint, owner).where(t.turns.c.id.not_in(list(skip)))
-    newest = newest.order_by(t.turns.c.seq.desc()).limit(limit)
-    once = newest.where(
-        t.turns.c.uses.between(1, max_uses - 1), _uses_on_lineage(lineage) == t.turns.c.uses
-    )
-    tried = newest.where(
-        t.turns.c.uses.between(2, max_uses),
-        _used_off_lineage(lineage),
-        _count_uses_by(_rejected_versions()) < MAX_REJECTED_USES,
-    )
-    tried = tried.where(_uses_on_lineage(lineage).between(1, max_uses - 1))
-    return load_judged_turns(conn, _sort_by_age(conn, [once, tried])[-limit:])
+    c = t.turns.c
+    rejections = _count_uses(t.policies.c.state == PolicyState.REJECTED.value)
+    queries = []
+    for ready in _ready_turns(conn, need_score, need_hint, owner):
+        newest = ready.where(c.id.not_in(list(skip))).order_by(c.seq.desc()).limit(limit)
+        # One query for each number of uses: the index has the newest turns of each.
+        queries += [newest.where(c.uses == uses, c.lost == 0) for uses in range(1, max_uses)]
+        tried = newest.where(
+            HAS_LOST_USE,
+            # The sum keeps SQLite from the index that begins with the uses.
+            (c.uses + 0).between(2, max_uses),
+            _uses_of_lineage.between(1, max_uses - 1),
+            rejections < MAX_REJECTED_USES,
+        )
+        queries.append(tried)
+    return load_judged_turns(conn, _sort_by_age(conn, queries)[-limit:])
 
 
 def held_out_turns(
@@ -232,8 +234,8 @@ def held_out_turns(
     left out, and turns whose prompts were asked again in practice that `version` was trained on. So are turns from
     before a change of taste, when other replies were liked (`read_taste_changes`), and those of people whose evidence
     is set aside, for a policy that is not theirs alone. Each key has a share of them, and of that each of its users:
-    the newest turn of everyone comes before the second one of anybody. `owner`: only turns of this agent, user or key.
-    `any_taste`: also the turns from before.
+    the newest turn of everyone comes before the second one of anybody. Of all these, only the newest `MAX_CONSIDERED`
+    scored turns are looked at. `owner`: only turns that train this policy. `any_taste`: also the turns from before.
     """
     used = select(t.uses.c.turn).where(t.uses.c.policy == version)
     asked_again = select(t.practice_turns.c.source).where(t.practice_turns.c.turn.in_(used))
@@ -241,19 +243,27 @@ def held_out_turns(
     scored = [signal for signal in (1, 2, 3) if signal & turns.SCORE_SIGNAL]
     e = t.exchanges.c
     is_common = None
-    if owner is None or owner.column == "agent":
+    if owner is None or owner.may_be_several:
         is_common = evidence.is_common_condition(conn, e.scope, e.user)
     # The place of a turn among those of its person, newest first.
     place = func.row_number().over(partition_by=(e.scope, e.user), order_by=t.turns.c.seq.desc())
-    of_people = (
-        select(t.turns.c.id, t.turns.c.seq, e.scope, place.label("place"))
-        .join(t.exchanges, e.seq == t.turns.c.seq)
+    considered = (
+        select(t.turns.c.id)
         .where(
             t.equals_literal(t.turns.c.state, TurnState.JUDGED),
             t.equals_literal(t.turns.c.kind, Kind.MAIN),
             t.turns.c.signal.in_(scored),
-            beside,
             *(() if owner is None else (owner.condition(),)),
+        )
+        .order_by(t.turns.c.seq.desc())
+        .limit(max(MAX_CONSIDERED, 4 * limit))
+    )
+    of_people = (
+        select(t.turns.c.id, t.turns.c.seq, e.scope, place.label("place"))
+        .join(t.exchanges, e.seq == t.turns.c.seq)
+        .where(
+            t.turns.c.id.in_(considered),
+            beside,
             *(() if is_common is None else (is_common,)),
         )
         .subquery()
@@ -325,24 +335,30 @@ def next_uses(conn: Connection, version: int, ids: Collection[str]) -> list[Use]
 
 def _ready_turns(
     conn: Connection, need_score: bool, need_hint: bool, owner: OwnerFilter | None
-) -> Select[tuple[int, str]]:
+) -> list[Select[tuple[int, str]]]:
+    """Return a query for each signal with which a method with these needs can train."""
+    ready = select(t.turns.c.seq, t.turns.c.id).where(IS_CLAIMABLE)
+    if owner is not None:
+        ready = ready.where(owner.condition())
     has_judge = need_score or need_hint
+    has_trusted_signal = _has_trusted_signal(conn, need_hint) if has_judge else None
+    if has_trusted_signal is not None:
+        ready = ready.where(has_trusted_signal)
+    signals = _wanted_signals(need_score, need_hint)
+    return [ready.where(t.turns.c.signal == signal) for signal in signals]
+
+
+def _wanted_signals(need_score: bool, need_hint: bool) -> list[int]:
+    """Return the values of `turns.signal` that a method with these needs can train on."""
+    if not need_score and not need_hint:
+        return [turns.EPISODE_SIGNAL]
     wanted = []
     for bits in (1, 2, 3):
         has_score = need_score and bits & turns.SCORE_SIGNAL
         has_hint = need_hint and bits & turns.HINT_SIGNAL
         if has_score or has_hint:
             wanted.append(bits)
-    ready = select(t.turns.c.seq, t.turns.c.id).where(
-        t.equals_literal(t.turns.c.state, TurnState.JUDGED),
-        t.turns.c.untrainable.is_(None),
-        t.equals_literal(t.turns.c.kind, Kind.MAIN),
-        t.turns.c.signal.in_(wanted if has_judge else [turns.EPISODE_SIGNAL]),
-    )
-    if owner is not None:
-        ready = ready.where(owner.condition())
-    has_trusted_signal = _has_trusted_signal(conn, need_hint) if has_judge else None
-    return ready if has_trusted_signal is None else ready.where(has_trusted_signal)
+    return wanted
 
 
 def _has_trusted_signal(conn: Connection, need_hint: bool) -> ColumnElement[bool] | None:
@@ -380,45 +396,32 @@ def _corrected_turns() -> Select[tuple[str]]:
     )
 
 
-def _used_off_lineage(lineage: CTE) -> ColumnElement[bool]:
-    """Condition: a policy outside the lineage used the turn."""
-    beside = select(t.policies.c.version).where(
-        t.policies.c.version.not_in(select(lineage.c.version))
-    )
-    return t.turns.c.id.in_(select(t.uses.c.turn).where(t.uses.c.policy.in_(beside)))
-
-
 def _rejected_versions() -> Select[tuple[int]]:
     return select(t.policies.c.version).where(t.policies.c.state == PolicyState.REJECTED.value)
 
 
-def _rejected_or_damaged_versions() -> Select[tuple[int]]:
-    lost = (t.policies.c.state == PolicyState.REJECTED.value) | t.policies.c.damage.is_not(None)
-    return select(t.policies.c.version).where(lost)
-
-
 def _has_distinct_batch_sizes() -> ColumnElement[bool]:
     """Condition: all rejected batches with the turn differ in size."""
-    sizes = select(t.uses.c.policy, func.count().label("size")).where(
-        t.uses.c.policy.in_(_rejected_versions())
+    of_batch = t.uses.alias("of_batch")
+    size = select(func.count()).where(of_batch.c.policy == t.uses.c.policy).correlate(t.uses)
+    repeated = func.count() - func.count(size.scalar_subquery().distinct())
+    query = select(repeated).select_from(_uses_with_versions)
+    of_turn = query.where(
+        t.uses.c.turn == t.turns.c.id, t.policies.c.state == PolicyState.REJECTED.value
     )
-    sized = sizes.group_by(t.uses.c.policy).cte("sizes")
-    mine = select(func.count() - func.count(sized.c.size.distinct())).select_from(
-        t.uses.join(sized, sized.c.policy == t.uses.c.policy)
-    )
-    return mine.where(t.uses.c.turn == t.turns.c.id).correlate(t.turns).scalar_subquery() == 0
+    return of_turn.correlate(t.turns).scalar_subquery() == 0
 
 
-def _uses_on_lineage(lineage: CTE) -> ScalarSelect[int]:
-    """Number of uses of the turn by the policies of the lineage."""
-    return _count_uses_by(select(lineage.c.version))
+_uses_of_lineage = t.turns.c.uses - t.turns.c.lost
+"""Uses of the turn by the head of its policy and the ancestors of that."""
+_uses_with_versions = t.uses.join(t.policies, t.policies.c.version == t.uses.c.policy)
 
 
-def _count_uses_by(versions: Select[tuple[int]]) -> ScalarSelect[int]:
-    # The sign keeps SQLite from looking up each version, of which a lineage has many.
-    policy = literal_column("+uses.policy", Integer)
-    counted = select(func.count()).where(t.uses.c.turn == t.turns.c.id, policy.in_(versions))
-    return counted.correlate(t.turns).scalar_subquery()
+def _count_uses(condition: ColumnElement[bool]) -> ScalarSelect[int]:
+    """Number of uses of the turn by versions that fit."""
+    counted = select(func.count()).select_from(_uses_with_versions)
+    of_turn = counted.where(t.uses.c.turn == t.turns.c.id, condition)
+    return of_turn.correlate(t.turns).scalar_subquery()
 
 
 def _sort_by_age(conn: Connection, queries: list[Select[tuple[int, str]]]) -> list[str]:
