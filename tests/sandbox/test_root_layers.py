@@ -20,6 +20,7 @@ from openclaw_rl.sandbox.package_settings import (
     package_variables,
     read_package_sources,
 )
+from openclaw_rl.sandbox.root_builds import finish_layer
 from openclaw_rl.sandbox.root_layers import LayeredRoot, RootLayer
 from openclaw_rl.sandbox.root_store import RootStore
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
@@ -114,6 +115,26 @@ def test_a_path_through_a_link_is_not_followed(tmp_path: Path) -> None:
     layer = make_layer(tmp_path / "one", "file")
     (layer.root / "home").symlink_to("/etc")
     assert LayeredRoot(layers=(layer,)).find_path("/home/passwd") is None
+
+
+def test_a_link_of_a_build_never_leads_to_files_of_this_machine(tmp_path: Path) -> None:
+    outside = tmp_path / "outside" / "app"
+    outside.mkdir(parents=True)
+    (outside / "file").write_text("x")
+    outside.chmod(0o700)
+    below = make_layer(tmp_path / "below", "opt/app/file")
+    above = make_layer(tmp_path / "above", "other/file")
+    (above.root / "opt").symlink_to(tmp_path / "outside")
+    assert LayeredRoot(layers=(above, below)).find_path("/opt/app") is None
+    assert above.find_folder("/opt/app") is None
+    assert below.find_folder("/opt/app") == below.root / "opt" / "app"
+    before = outside.stat()
+    finish_layer(above, ("/opt/app",), ("/opt/app",))
+    assert (outside / "file").read_text() == "x"
+    assert (outside.stat().st_uid, outside.stat().st_mode) == (before.st_uid, before.st_mode)
+    (above.root / "tests").symlink_to(outside)
+    with pytest.raises(SandboxError, match="made /tests a link"):
+        finish_layer(above, ())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make the mark of a removed file")

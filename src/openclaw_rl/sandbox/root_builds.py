@@ -92,19 +92,24 @@ def write_programs(layer: RootLayer) -> None:
         path.chmod(0o755)
 
 
-def finish_layer(layer: RootLayer, given: Collection[str]) -> None:
-    """Make a layer ready for boxes: readable for all, and the folders `given` at the top owned by their user."""
+def finish_layer(layer: RootLayer, given: Collection[str], removed: Collection[str] = ()) -> None:
+    """Make a layer ready for boxes: readable for all, and the folders `given` owned by their user.
+
+    `removed`: folders that do not stay. No process of the build runs any more.
+    """
     for name in _NOT_KEPT:
-        path = layer.root / name
-        if path.is_symlink():
+        if (layer.root / name).is_symlink():
             raise SandboxError(f"the build made /{name} a link, which a box cannot have")
-        shutil.rmtree(path, ignore_errors=True)
+    for path in (*(f"/{name}" for name in _NOT_KEPT), *removed):
+        folder = layer.find_folder(path)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
     for top in (layer.root, layer.usr):
         _make_readable(top)
-    for name in given:
-        path = layer.root / name.lstrip("/")
-        if path.is_dir() and not path.is_symlink():
-            _give_away(path)
+    for path in given:
+        folder = layer.find_folder(path)
+        if folder is not None:
+            _give_away(folder)
 
 
 def _make_readable(folder: Path) -> None:

@@ -28,6 +28,18 @@ class RootLayer:
 
     folder: Path
 
+    def find_folder(self, path: str) -> Path | None:
+        """Return the folder that this layer has at a path outside of /usr; None also if a link leads there.
+
+        What a build wrote is not trusted: a link would lead to this machine's own files.
+        """
+        at = self.root
+        for name in Path(path).parts[1:]:
+            at /= name
+            if at.is_symlink() or not at.is_dir():
+                return None
+        return at
+
     @property
     def root(self) -> Path:
         return self.folder / "root"
@@ -57,15 +69,19 @@ class LayeredRoot:
 
         None also if the path was removed, or leads through a link.
         """
-        parts = Path(path).parts[1:]
+        names = Path(path).parts[1:]
         for layer in self.layers:
             at = layer.root
-            for part in parts:
-                at /= part
-                if not os.path.lexists(at) or (at.is_symlink() and part != parts[-1]):
+            for depth, name in enumerate(names, 1):
+                at /= name
+                if not os.path.lexists(at):
                     break
-            else:
-                return None if _is_removed(at) else at
+                is_last = depth == len(names)
+                # It hides what the layers below have there.
+                if _is_removed(at) or (at.is_symlink() and not is_last):
+                    return None
+                if is_last:
+                    return at
         return None
 
     def list_top(self) -> Mapping[str, Path]:

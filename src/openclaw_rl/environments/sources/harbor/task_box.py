@@ -97,6 +97,9 @@ class TaskBox:
         settings = self.folder.settings
         reasons = list_refusals(settings, self.folder.path)
         for step in self.folder.list_steps():
+            if not step.instruction_file.is_file():
+                name = step.instruction_file.relative_to(step.path).as_posix()
+                reasons.append(f"it has no {name}")
             if not any((folder / "test.sh").is_file() for folder in step.test_folders):
                 of_step = f" for the step {step.step.name}" if step.step else ""
                 reasons.append(f"it has no tests/test.sh{of_step}")
@@ -327,8 +330,8 @@ class TaskBox:
         if self.root is not None:
             for folder in self._carried_folders():
                 for layer in reversed(self.root.task_layers):
-                    top = layer.root / folder.lstrip("/")
-                    for path in _planted_files(top) if top.is_dir() else ():
+                    top = layer.find_folder(folder)
+                    for path in _planted_files(top) if top is not None else ():
                         originals[f"{folder}/{path.relative_to(top).as_posix()}"] = path
         for step in self.plan.steps:
             if isinstance(step, CopyStep) and step.source.is_dir():

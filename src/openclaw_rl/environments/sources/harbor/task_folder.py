@@ -97,14 +97,16 @@ class HarborFolder:
 def load_folder(path: Path) -> HarborFolder:
     """Return a task folder. Raises `ConfigError` if it cannot be read."""
     folder = HarborFolder(path=path, settings=read_settings(path / SETTINGS_FILE))
-    for step in folder.list_steps():
-        file = step.instruction_file
-        try:
-            instruction = step.instruction
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file}: cannot be read ({error})") from None
-        if not instruction:
-            raise ConfigError(f"{file}: is empty. Expected what the policy is asked to do")
+    # Each step has an instruction of its own, whose absence makes the task unfit.
+    if folder.settings.steps:
+        return folder
+    file = folder.instruction_file
+    try:
+        instruction = folder.instruction
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read ({error})") from None
+    if not instruction:
+        raise ConfigError(f"{file}: is empty. Expected what the policy is asked to do")
     return folder
 
 

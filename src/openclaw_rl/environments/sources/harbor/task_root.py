@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import re
 import shlex
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -185,7 +184,8 @@ class TaskRoots:
         async with open_build_box(below, layer, limits, self.sources) as box:
             facts: Mapping[str, Any] = await write(box, layer)
         writable = [*given, *facts.get("writable", ())]
-        await asyncio.to_thread(finish_layer, layer, writable)
+        removed = facts.get("removed", ())
+        await asyncio.to_thread(finish_layer, layer, writable, removed)
         return facts
 
     def list_digests(self, folder: HarborFolder) -> list[str]:
@@ -246,7 +246,8 @@ class _TaskBuild:
         )
         version = answer.stdout.decode(errors="replace").strip()
         found = f" with {version}" if self.base.python and version else ""
-        made = [f"/{path.name}" for path in sorted(layer.root.iterdir()) if path.is_dir()]
+        names = sorted(path.name for path in layer.root.iterdir())
+        made = [f"/{name}" for name in names if layer.find_folder(f"/{name}") is not None]
         work = [path for path in made if path.lstrip("/") not in _NOT_WORK]
         carried = list(dict.fromkeys([*plan.folders, *work]))
         return {
@@ -273,12 +274,10 @@ class _TaskBuild:
             result = await box.run(command, cwd="/", variables=plan.variables, time_limit=seconds)
             results.append({"exit_code": result.exit_code, "output": _last_output(result)})
             await box.run(f"rm -rf {_TESTS} /logs", cwd="/", variables={}, time_limit=build_seconds)
-        work = [f"/{path.name}" for path in layer.root.iterdir() if path.name not in _NOT_WORK]
-        for path in (*plan.folders, *work):
-            if path != "/root":
-                target = layer.root / path.lstrip("/")
-                await asyncio.to_thread(shutil.rmtree, target, ignore_errors=True)
-        return {"runs": results}
+        names = sorted(path.name for path in layer.root.iterdir())
+        work = [f"/{name}" for name in names if name not in _NOT_WORK]
+        removed = [path for path in (*plan.folders, *work) if path != "/root"]
+        return {"runs": results, "removed": removed}
 
 
 def installs_for_tests(folder: HarborFolder) -> bool:
