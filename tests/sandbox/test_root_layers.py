@@ -55,9 +55,10 @@ def test_a_layer_is_built_once_also_by_two_at_once(tmp_path: Path) -> None:
 
 def test_a_build_that_failed_or_was_killed_leaves_nothing_that_counts(tmp_path: Path) -> None:
     store = RootStore(tmp_path)
-    killed = tmp_path / f".building-{DIGEST[:32]}" / "root"
-    killed.mkdir(parents=True)
-    (killed / "half").write_text("x")
+    for digest in (DIGEST, "b" * 64):
+        killed = tmp_path / f".building-{digest[:32]}" / "root"
+        killed.mkdir(parents=True)
+        (killed / "half").write_text("x")
 
     async def fail(layer: RootLayer) -> Mapping[str, Any]:
         await write_file(layer)

@@ -62,8 +62,9 @@ class RootStore:
         self, digest: str, write: Callable[[RootLayer], Awaitable[Mapping[str, Any]]]
     ) -> RootLayer:
         begun = RootLayer(self.folder / f"{_BUILDING}{digest[:DIGEST_CHARACTERS]}")
-        # What a build that was killed left.
+        # What builds that were killed left, this one among them.
         await asyncio.to_thread(shutil.rmtree, begun.folder, ignore_errors=True)
+        await asyncio.to_thread(self._remove_abandoned)
         try:
             for path in (begun.folder, begun.root, begun.usr, *begun.work_folders):
                 path.mkdir(mode=0o755, parents=True)
@@ -95,6 +96,17 @@ class RootStore:
             yield
         finally:
             os.close(lock)
+
+    def _remove_abandoned(self) -> None:
+        """Remove the builds whose locks nobody holds."""
+        for folder in self.folder.glob(f"{_BUILDING}*"):
+            digest = folder.name.removeprefix(_BUILDING)
+            lock = os.open(self.folder / f"{_LOCK}{digest}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+            try:
+                if _try_lock(lock):
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
 
     def _path_of(self, digest: str) -> Path:
         return self.folder / digest[:DIGEST_CHARACTERS]

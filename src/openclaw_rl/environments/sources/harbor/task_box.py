@@ -331,7 +331,9 @@ class TaskBox:
             for folder in self._carried_folders():
                 for layer in reversed(self.root.task_layers):
                     top = layer.find_folder(folder)
-                    for path in _planted_files(top) if top is not None else ():
+                    if top is None:
+                        continue
+                    for path in _planted_files(top):
                         originals[f"{folder}/{path.relative_to(top).as_posix()}"] = path
         for step in self.plan.steps:
             if isinstance(step, CopyStep) and step.source.is_dir():
