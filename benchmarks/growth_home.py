@@ -26,7 +26,7 @@ from openclaw_rl.store import schema as t
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import Lesson
-from openclaw_rl.store.lineage import policies, policy_names, training_queue
+from openclaw_rl.store.lineage import head_moves, policies, policy_names, training_queue
 from openclaw_rl.store.lineage.policy_names import PolicyOwner, owner_filter
 from openclaw_rl.store.lineage.token_credit import record_credit
 from openclaw_rl.testing.trainer import write_adapter
@@ -213,7 +213,7 @@ class GrowthBuilder:
         record_credit(conn, version, credit)
         self._published += 1
         if self._published % ROLLED_BACK_SHARE == 0 and policy.head:
-            policies.roll_back(
+            head_moves.roll_back(
                 conn, to=policy.head, reason="answers got worse", at=at, name=policy.name
             )
             policies.mark_removed(conn, made, list(made.files))
@@ -263,7 +263,6 @@ def count_waiting(conn: Connection, spec: HomeSpec, name: str) -> int:
     """Return the number of turns with a score that the policy may be trained on."""
     return training_queue.count_trainable(
         conn,
-        head=policies.head(conn, name).version,
         max_uses=1,
         need_score=True,
         need_hint=False,

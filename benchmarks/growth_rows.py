@@ -135,7 +135,6 @@ class GrowthHome:
         """Return the next turns that the policy is trained on."""
         return training_queue.trainable_turns(
             conn,
-            head=policies.head(conn, self.name).version,
             limit=limit,
             max_uses=1,
             need_score=True,
@@ -203,18 +202,15 @@ def _waiting_names(home: GrowthHome, watch: Stopwatch) -> None:
 
 
 def _replays(home: GrowthHome, watch: Stopwatch) -> None:
-    with home.store.read() as conn:
-        head = policies.head(conn, home.name).version
-        with watch:
-            training_queue.replay_turns(
-                conn,
-                head=head,
-                limit=BATCH,
-                max_uses=2,
-                need_score=True,
-                need_hint=False,
-                owner=home.owner,
-            )
+    with home.store.read() as conn, watch:
+        training_queue.replay_turns(
+            conn,
+            limit=BATCH,
+            max_uses=2,
+            need_score=True,
+            need_hint=False,
+            owner=home.owner,
+        )
 
 
 def _watch_one(home: GrowthHome, watch: Stopwatch) -> None:
