@@ -117,6 +117,7 @@ def test_commands_that_read_a_home_have_only_the_options_that_they_use(name: str
         "data stream": {"--name"},
         "fireworks export": {"--policy"},
         "fireworks deploy": {"--policy", "--gpus", "--method", "--wait", "--yes"},
+        "env build": {"--parallel", "--env"},
         "env check": PROGRAM_OPTIONS | {"--oracle", "--nop"},
         "env run": PROGRAM_OPTIONS
         | {

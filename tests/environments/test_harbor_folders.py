@@ -77,8 +77,13 @@ def test_settings_that_cannot_be_read_name_the_file_and_the_field(
     ("text", "file", "words"),
     [
         ('[environment]\ndocker_image = "acme/x:1"', "a", "the image acme/x:1"),
-        ("", "environment/docker-compose.yaml", "several containers"),
-        ('[[steps]]\nname = "one"', "a", "several steps"),
+        ('[[steps]]\nname = "one"\nhealthcheck = {command = "true"}', "a", "waits for a service"),
+        ('[[steps]]\nname = "one"\n[[steps]]\nname = "one"', "a", "the same name"),
+        (
+            '[[steps]]\nname = "one"\n[steps.verifier]\nenvironment_mode = "separate"',
+            "a",
+            "an environment of its own",
+        ),
         ("[environment]\ngpus = 1", "a", "a GPU"),
         ('[environment]\nos = "windows"', "a", "it is for windows"),
         ('[verifier]\nenvironment_mode = "separate"', "a", "an environment of its own"),

@@ -151,7 +151,7 @@ def test_other_reasons_for_which_a_task_is_unfit(public_folder: Path) -> None:
         (write_task(dockerfile="FROM a\nRUN apt-get install -y cowsay"), "line 2 failed in a box"),
         (
             write_task(settings='[environment]\ndocker_image = "acme/x"\n[[steps]]\nname="a"'),
-            "several steps",
+            "it has no steps/a/instruction.md",
         ),
         (write_task(settings=SETTINGS + 'env = { KEY = "${KEY}" }'), "--env KEY"),
     ):

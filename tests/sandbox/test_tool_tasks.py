@@ -257,7 +257,7 @@ def test_a_solution_that_does_not_fit_the_tools_is_unfit(tmp_path: Path) -> None
                     {
                         "name": "f",
                         "parameters": {"type": "object", "required": ["a"]},
-                        "python": "def f(a): return a",
+                        "python": "def f(a): return a // a",
                     }
                 ]
             }
@@ -267,6 +267,7 @@ def test_a_solution_that_does_not_fit_the_tools_is_unfit(tmp_path: Path) -> None
         {"calls": [{"tool": "f"}], "answer": "1"},
         {"calls": [{"tool": "f", "arguments": {"a": 1}}], "answer": "2"},
         {"calls": [], "answer": "1", "check": {"kind": "pattern", "value": ".*"}},
+        {"calls": [{"tool": "f", "arguments": {"a": 0}}], "answer": "1"},
     ]
     tasks.write_text("".join(json.dumps({"prompt": str(n), "check": {"kind": "exact", "value": "1"}} | line) + "\n"
                              for n, line in enumerate(lines)))  # fmt: skip
@@ -274,6 +275,7 @@ def test_a_solution_that_does_not_fit_the_tools_is_unfit(tmp_path: Path) -> None
     assert "call 0, f: error: arguments: 'a' is a required property" in reasons[0]
     assert "the recorded solution got 0, not 1" in reasons[1]
     assert "doing nothing got 1" in reasons[2]
+    assert "oracle: call 0, f: error: ZeroDivisionError" in reasons[3]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,15 @@ READERS = {
 }
 READERS |= {f"policies {what}" for what in POLICIES}
 READERS |= {f"lessons {what}" for what in ("list", "edit", "pin", "unpin", "share", "forget")}
-READERS |= {"open", "data stream", "env check", "env run", "fireworks export", "fireworks deploy"}
+READERS |= {
+    "open",
+    "data stream",
+    "env build",
+    "env check",
+    "env run",
+    "fireworks export",
+    "fireworks deploy",
+}
 """Commands that only read or change a home."""
 
 

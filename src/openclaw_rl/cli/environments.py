@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from openclaw_rl.environments.registry import SourceRequest
-    from openclaw_rl.environments.types import TaskFitness
+    from openclaw_rl.environments.types import TaskBuild, TaskFitness
     from openclaw_rl.settings.load import Config
 
 
@@ -121,6 +121,44 @@ def check_tasks(source: str, oracle: str | None, nop: str | None, **options: Any
     if unknown:
         echo("Tasks that were not checked are trained on only with `env run --unchecked`", err=True)
     sys.exit(1 if unfit or unknown else 0)
+
+
+@environment_commands.command("build")
+@click.argument("source")
+@click.option("--env", "granted", multiple=True, metavar="NAME[=VALUE]", help="Variable for tasks.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Builds at the same time.",
+)
+@home_options
+def build_tasks(source: str, granted: tuple[str, ...], parallel: int, **options: Any) -> None:
+    """Build what tasks need that this machine does not have, once, with a network.
+
+    The commands of the tasks run in boxes, as root, and reach servers of the network, but nothing of this machine.
+    """
+    from openclaw_rl.environments.commands import build_environment
+    from openclaw_rl.settings.load import foreign_environment
+
+    config = load_running_config(**options)
+    nothing = {"python": None, "tasks": None, "held_out": 0.0, "box": False, "shown": ()}
+    request = make_request(source, {**nothing, "granted": granted}, config)
+    try:
+        results = build_environment(
+            request,
+            foreign_environment({}, loads_models=True),
+            parallel,
+            lambda task, step: echo(f"{task}: {step}", err=True),
+            show_build,
+        )
+    except KeyboardInterrupt:
+        sys.exit(130)
+    failed = sum(result.state.is_failure for result in results)
+    echo(f"{len(results)} tasks, {failed} cannot be built")
+    sys.exit(1 if failed else 0)
 
 
 @environment_commands.command("run")
@@ -242,6 +280,12 @@ def show_fitness(fitness: TaskFitness) -> None:
     """Print the result of a check."""
     problem = "unfit" if fitness.checkable else "not checked"
     echo(f"{fitness.task}: {'fit' if fitness.fit else f'{problem}: {fitness.reason}'}")
+
+
+def show_build(result: TaskBuild) -> None:
+    """Print the end of a build."""
+    message = f": {result.message}" if result.message else ""
+    echo(f"{result.task}: {result.state.value}{message}")
 
 
 def owner_key(config: Config) -> str:

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import hashlib
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -25,13 +26,16 @@ from openclaw_rl.environments.runner_lease import EpisodeLease, LeaseFolder, hol
 from openclaw_rl.environments.scratch_folder import new_scratch_folder
 from openclaw_rl.environments.task_checks import CheckedTasks, CheckFile, sort_by_check
 from openclaw_rl.environments.types import (
+    BuildingSource,
     EnvironmentTask,
     PlayLimits,
     SharingSource,
+    TaskBuild,
     TaskFitness,
     TaskSource,
 )
 from openclaw_rl.errors import ConfigError, OpenClawError
+from openclaw_rl.sandbox.package_settings import read_package_sources
 
 GROUP_METHOD = "groups"
 """`train.method` that trains on episodes."""
@@ -76,7 +80,7 @@ def run_environment(
             f"note: the system on {home} trains with {address.method}, which learns nothing from outcomes of episodes. "
             f"To train on them, start it with --method {GROUP_METHOD}"
         )
-    tasks = _choose_tasks(home, source, options)
+    tasks = _choose_tasks(home, source, request, options)
     plan = RunPlan(
         name=options.name,
         tasks=tasks,
@@ -169,9 +173,36 @@ def _unchecked_error(checked: CheckedTasks, count: int, source: str) -> ConfigEr
     )
 
 
-def _choose_tasks(home: Path, source: TaskSource, options: RunOptions) -> list[EnvironmentTask]:
+def note_empty_split(tasks: Sequence[EnvironmentTask], share: float) -> None:
+    """Say so if a share of the tasks was to be held out, and none is, or nothing else is left."""
+    if not share or not tasks:
+        return
+    held_out = sum(task.split == "held_out" for task in tasks)
+    if held_out == 0:
+        echo_error(
+            f"warning: --held-out {share:g} holds out none of {len(tasks)} tasks: whether a task is, its digest "
+            "decides, and with few tasks none may be. Nothing will measure what was learned. Raise the share, or set "
+            "the split of single tasks to held_out"
+        )
+    elif held_out == len(tasks):
+        echo_error(
+            f"warning: --held-out {share:g} holds out all of {len(tasks)} tasks: none is left to train on. Lower the "
+            "share, or set the split of single tasks to train"
+        )
+
+
+def _choose_tasks(
+    home: Path, source: TaskSource, request: SourceRequest, options: RunOptions
+) -> list[EnvironmentTask]:
     """Return the tasks of the split. Those of the train split must have been found fit, unless `unchecked`."""
-    tasks = [task for task in source.load_tasks() if options.split in ("all", task.split)]
+    everything = list(source.load_tasks())
+    note_empty_split(everything, request.held_out_share)
+    tasks = [task for task in everything if options.split in ("all", task.split)]
+    if not tasks:
+        raise ConfigError(
+            f"no task to play in the split {options.split} of {source.name}: {len(everything)} are in the other. Set "
+            "the split of tasks, or choose another share with --held-out"
+        )
     trained_on = [task for task in tasks if task.split == "train"]
     checked = sort_by_check(trained_on, CheckFile(home, source.name).read_checks())
     if checked.unchecked and not options.unchecked:
@@ -193,6 +224,36 @@ def count_tasks(request: SourceRequest) -> int:
     return sum(1 for _ in kind.make_source(request).load_tasks())
 
 
+def build_environment(
+    request: SourceRequest,
+    variables: Mapping[str, str],
+    parallel: int,
+    note: Callable[[str, str], None],
+    seen: Callable[[TaskBuild], None],
+) -> list[TaskBuild]:
+    """Build the roots of the tasks of a source. `note`: gets the id of a task and a step of it, in words.
+
+    `variables`: the environment of this program, with the settings of package managers. Raises `ConfigError`.
+    """
+    request = replace(request, packages=read_package_sources(variables))
+    source = find_source(request).make_source(request)
+    if not isinstance(source, BuildingSource):
+        raise ConfigError(
+            f"{request.source} has nothing to build: expected task folders, e.g. `harbor:tasks/terminal`"
+        )
+    waiting = iter(list(source.load_tasks()))
+    results = list[TaskBuild]()
+
+    async def build_next() -> None:
+        for task in waiting:
+            result = await source.build_task(task, partial(note, task.id))
+            seen(result)
+            results.append(result)
+
+    asyncio.run(_until_signal(gather_tasks(build_next() for _ in range(parallel))))
+    return results
+
+
 def check_environment(
     home: Path,
     key: str,
@@ -204,6 +265,7 @@ def check_environment(
     """Check every task of a source on this machine and keep the results in the home. Raises `ConfigError`."""
     source = find_source(request).make_source(request)
     tasks = list(source.load_tasks())
+    note_empty_split(tasks, request.held_out_share)
     checks = CheckFile(home, source.name)
     waiting = iter(tasks)
     results = list[TaskFitness]()

@@ -46,7 +46,7 @@ class SourceRequest:
     `argument`: what follows the name and a colon, e.g. a folder of tasks. `python`: the interpreter that has the
     libraries of the environment. `agent`: who plays, where a source has several agents. `sandbox`: of its boxes.
     `tools_config`: file with the tools of `tools`, unless the argument names it. `box`: whether the programs run in
-    boxes; `shown`: what they see there of this machine.
+    boxes; `shown`: what they see there of this machine. `packages`: where builds get packages from.
     """
 
     source: str
@@ -63,6 +63,7 @@ class SourceRequest:
     box: bool = False
     shown: Sequence[str] = ()
     granted: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, list[str]] = field(default_factory=dict)
     search_path: str
 
 
@@ -138,6 +139,7 @@ def _harbor_source(request: SourceRequest) -> TaskSource:
         sandbox=request.sandbox,
         held_out_share=request.held_out_share,
         granted=request.granted,
+        packages=request.packages,
         name=request.source,
     )
 

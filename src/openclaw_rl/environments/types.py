@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Literal, Protocol, runtime_checkable
 
 TaskSplit = Literal["train", "held_out"]
@@ -83,6 +84,29 @@ class TaskFitness:
     checkable: bool = True
 
 
+class BuildState(Enum):
+    """How the build of a task ended."""
+
+    BUILT = "built"
+    PRESENT = "was built before"
+    NOT_NEEDED = "needs no build"
+    UNFIT = "unfit"
+    FAILED = "not built"
+
+    @property
+    def is_failure(self) -> bool:
+        return self in (BuildState.UNFIT, BuildState.FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskBuild:
+    """The end of a build. `message`: what stands in for the image of the task, or why it failed."""
+
+    task: str
+    state: BuildState
+    message: str = ""
+
+
 class TaskSource(Protocol):
     """Where tasks come from. It asks no model."""
 
@@ -115,6 +139,15 @@ class SharingSource(Protocol):
 
     async def close_source(self) -> None:
         """End what the checks share."""
+        ...
+
+
+@runtime_checkable
+class BuildingSource(Protocol):
+    """A source whose tasks have roots that are built once, with a network."""
+
+    async def build_task(self, task: EnvironmentTask, note: Callable[[str], None]) -> TaskBuild:
+        """Build what a task needs, unless it is there. `note`: gets each step in words."""
         ...
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from openclaw_rl.sandbox.box_service import BoxService
+from openclaw_rl.sandbox.root_layers import LayeredRoot
 
 MEBIBYTE = 2**20
 WORK_FOLDER = "/work"
@@ -43,11 +44,13 @@ class BoxRoot:
     """Files of a box. Everything outside of `writable` is read-only.
 
     `system`: folder with a root file system (bubblewrap); None: the programs of this machine (/usr), without its data.
+    `layers`: a root that was built, in place of both; its own content of `writable` folders can be changed.
     `image`: image of a container. `writable`: absolute folders, empty at first. `gateway`: host and port of the only
     server that the box may reach, at `GATEWAY_SOCKET` in the box; None: no network. `user_id`: user inside of the box.
     """
 
     system: Path | None = None
+    layers: LayeredRoot | None = None
     image: str | None = None
     writable: tuple[str, ...] = (WORK_FOLDER,)
     read_only: Mapping[str, Path] = field(default_factory=lambda: MappingProxyType({}))

@@ -33,6 +33,10 @@ def make_box(config: SandboxConfig, root: BoxRoot) -> Box:
                 f"bubblewrap cannot start the image {root.image}: set sandbox.kind to docker or podman"
             )
         return BubblewrapBox(root, limits)
+    if root.layers is not None:
+        raise SandboxError(
+            f"a root that `env build` built is for bubblewrap, and sandbox.kind is {config.kind}: set it to auto"
+        )
     root = replace(root, image=root.image or config.image)
     if kind == "gvisor":
         return ContainerBox(

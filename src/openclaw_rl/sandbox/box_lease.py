@@ -167,7 +167,7 @@ def _kill_half_open(name: str) -> None:
         # It has ended, or belongs to another user.
         with contextlib.suppress(OSError):
             arguments = file.read_bytes().split(b"\0")
-            if arguments[0] == b"bwrap" and name.encode() in arguments:
+            if Path(os.fsdecode(arguments[0])).name == "bwrap" and name.encode() in arguments:
                 os.kill(int(file.parent.name), signal.SIGKILL)
 
 

@@ -25,6 +25,7 @@ from openclaw_rl.sandbox.bubblewrap_args import CONTROL_FOLDER, bubblewrap_args,
 from openclaw_rl.sandbox.control_groups import add_processes, make_groups, plan_groups, process_tree
 from openclaw_rl.sandbox.gateway_relay import GatewayRelay
 from openclaw_rl.sandbox.output_buffer import OutputBuffer, OutputReceiver
+from openclaw_rl.sandbox.root_layers import wrap_in_mounts
 from openclaw_rl.sandbox.seccomp_filter import build_filter
 
 # User of this machine for the boxes of root.
@@ -61,12 +62,13 @@ class BubblewrapBox(CommandBox):
             raise SandboxError("the box was opened before: make a new one")
         program = find_bubblewrap()
         await asyncio.to_thread(sweep_once)
-        self._lease = BoxLease.acquire(_NOBODY if os.geteuid() == 0 else os.geteuid())
+        self._lease = BoxLease.acquire(self._choose_user())
         try:
             control = self._write_control_folder(self._lease.folder)
             gateway = await self._open_relay(self._lease)
             groups = self._make_groups()
-            args = bubblewrap_args(self.root, self.limits, control, gateway)
+            layers = self._lease.folder / "root"
+            args = bubblewrap_args(self.root, self.limits, control, gateway, layers)
             self._process = self._start_process(program, args)
             self._ended = WatchedProcess(self._process.pid).ended
             # Takes the kernel 5 to 20 ms.
@@ -210,6 +212,11 @@ class BubblewrapBox(CommandBox):
             for pipe in pipes:
                 os.close(pipe)
 
+    def _choose_user(self) -> int:
+        """Return the user of this machine for the box. Builds of root install packages, as root."""
+        is_build = self.root.layers is not None and self.root.layers.target is not None
+        return os.geteuid() if is_build or os.geteuid() != 0 else _NOBODY
+
     def _write_control_folder(self, lease: Path) -> Path:
         control = lease / "control"
         control.mkdir(mode=0o755)
@@ -217,14 +224,24 @@ class BubblewrapBox(CommandBox):
         texts = {
             "box_agent.sh": (ASSETS / "sandbox" / "box_agent.sh").read_text(),
             "run_command.sh": (ASSETS / "sandbox" / "run_command.sh").read_text(),
-            "passwd": f"agent:x:{user}:{user}::{HOME_FOLDER}:/bin/sh\n",
-            "group": f"agent:x:{user}:\n",
+            "passwd": f"agent:x:{user}:{user}::{HOME_FOLDER}:/bin/sh\n"
+            + self._built_accounts("passwd"),
+            "group": f"agent:x:{user}:\n" + self._built_accounts("group"),
             "hosts": "127.0.0.1 localhost box\n::1 localhost\n",
         }
         for name, text in texts.items():
             (control / name).write_text(text)
             (control / name).chmod(0o644)
         return control
+
+    def _built_accounts(self, name: str) -> str:
+        """Return the lines of a root of layers for other users, or groups, than the one of the box."""
+        file = self.root.layers.find_path(f"/etc/{name}") if self.root.layers is not None else None
+        if file is None or file.is_symlink() or not file.is_file():
+            return ""
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        others = [line for line in lines if f":{self.root.user_id}:" not in line]
+        return "".join(f"{line}\n" for line in others)
 
     async def _open_relay(self, lease: BoxLease) -> Path | None:
         if self.root.gateway is None:
@@ -261,9 +278,14 @@ class BubblewrapBox(CommandBox):
             descriptors["--seccomp"] = _pipe_with(program_bytes)
         flags = [word for flag, number in descriptors.items() for word in (flag, str(number))]
         other_user = self._lease.box_user != os.geteuid()
+        command = ["bwrap", *flags, "--", *agent]
+        if self.root.layers is not None:
+            command = self._mount_layers(program) + command[1:]
+            program = Path(command[0])
+            other_user = False
         try:
             return subprocess.Popen(
-                ["bwrap", *flags, "--", *agent],
+                command,
                 executable=program,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -284,6 +306,18 @@ class BubblewrapBox(CommandBox):
         finally:
             for number in descriptors.values():
                 os.close(number)
+
+    def _mount_layers(self, program: Path) -> list[str]:
+        """Return the start of a command line that mounts the layers of the root and then runs bubblewrap."""
+        assert self._lease is not None
+        assert self.root.layers is not None
+        mounted = self._lease.folder / "root"
+        memory = self._lease.folder / "changes"
+        mounted.mkdir(mode=0o755)
+        memory.mkdir(mode=0o711)
+        commands = self.root.layers.mount_command(mounted, memory, self.limits.disk)
+        user = self._lease.box_user
+        return wrap_in_mounts(commands, program, None if user == os.geteuid() else user)
 
     async def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None

@@ -34,6 +34,8 @@ class Verification:
     """How a result is verified. `carried`: paths that are copied from the model's box, without `left_out` names.
 
     `tests`: path in the box -> file or folder of this machine; written last, in place of whatever the model left there.
+    `cleared`: the fresh box has these paths with content of its own, which the copies replace.
+    `keeps_used`: the model's box stays open, for work after this verification.
     `hidden`: folders of the verifier; links of the model that lead there are removed, and its pipes and sockets.
     `results`: folder or file of the box that is copied out afterwards. `box_lifetime`: seconds after which the fresh
     box is closed, whatever runs in it.
@@ -44,6 +46,8 @@ class Verification:
     carried: tuple[str, ...] = (WORK_FOLDER,)
     left_out: tuple[str, ...] = PLANTED_NAMES
     hidden: tuple[str, ...] = ()
+    cleared: bool = False
+    keeps_used: bool = False
     results: str | None = None
     cwd: str = WORK_FOLDER
     env: Mapping[str, str] = field(default_factory=dict)
@@ -83,19 +87,32 @@ async def verify_in_fresh_box(
 
 
 async def move_to_fresh_box(used: Box, fresh: Box, plan: Verification) -> None:
-    """Close `used`, and open `fresh` with its files as `plan` wants them. The files go from box to box unread.
+    """Close `used`, unless it is kept, and open `fresh` with its files as `plan` wants them.
 
-    Raises `SandboxError` if a copy fails.
+    The files go from box to box unread. Raises `SandboxError` if a copy fails.
     """
     with leased_folder() as folder:
         archive = folder / "carried.tar"
         try:
             await used.save_archive(plan.carried, archive)
         finally:
-            await used.close()
+            if not plan.keeps_used:
+                await used.close()
         await fresh.open()
+        if plan.cleared:
+            await _clear_folders(fresh, plan.carried)
         await fresh.load_archive(plan.carried, archive)
         await _replace_tests(fresh, plan)
+
+
+async def _clear_folders(fresh: Box, paths: tuple[str, ...]) -> None:
+    """Remove what is below these folders, so that a file that was removed by the model stays so."""
+    quoted = " ".join(shlex.quote(check_box_path(path)) for path in paths)
+    cleared = await fresh.run(f"find {quoted} -mindepth 1 -delete", cwd="/")
+    if cleared.exit_code:
+        raise SandboxError(
+            f"the folders of the task could not be cleared: {cleared.stderr.decode(errors='replace')}"
+        )
 
 
 def _remove_links(hidden: tuple[str, ...]) -> str:

@@ -34,3 +34,7 @@ class SandboxConfig(Section):
     lifetime: float = Field(
         6 * 3600.0, gt=0, description="seconds after which a box is closed, whatever runs in it"
     )
+    roots: str = Field(
+        "~/.cache/openclaw-rl/roots",
+        description="folder of the roots that `env build` builds for tasks; it can be removed while nothing uses it",
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -32,6 +32,8 @@ _SHARED = frozenset(
 )
 """Folders at the top of a box that are this machine's, or no files."""
 _REFERENCE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::-([^}]*))?\}|([A-Za-z_]\w*))")
+_WITH_DOCUMENTS = frozenset({"RUN", "COPY", "ADD"})
+_DOCUMENT = re.compile(r"<<(-?)\s*(['\"]?)([A-Za-z_]\w*)\2")
 _INSTRUCTION = re.compile(r"([A-Za-z]+)\s+(.*)", re.DOTALL)
 
 
@@ -72,12 +74,17 @@ class BuildPlan:
             self.folders.append(folder)
 
 
-def read_build_plan(context: Path) -> BuildPlan:
-    """Return the plan of `context`/Dockerfile; without one, nothing is built. Raises `DockerfileError`."""
+def read_build_plan(
+    context: Path, file: str = "Dockerfile", given: Mapping[str, str] | None = None
+) -> BuildPlan:
+    """Return the plan of the Dockerfile `file` of `context`; without one, nothing is built.
+
+    `given`: values for ARG. Raises `DockerfileError`.
+    """
     plan = BuildPlan()
     arguments = dict[str, str]()
     stages = 0
-    for line, name, rest in _split_instructions(_read_dockerfile(context)):
+    for line, name, rest in split_instructions(read_dockerfile(context, file)):
         where = f"environment/Dockerfile, line {line}"
         variables = plan.variables | arguments
         match name:
@@ -87,14 +94,14 @@ def read_build_plan(context: Path) -> BuildPlan:
                 command = _read_command(rest, where)
                 plan.steps.append(RunStep(command=command, cwd=plan.cwd, line=line))
             case "WORKDIR":
-                plan.cwd = _join_path(plan.cwd, _expand_text(rest.strip(), variables))
+                plan.cwd = join_path(plan.cwd, expand_text(rest.strip(), variables))
                 plan.add_folder(plan.cwd)
             case "COPY" | "ADD":
-                _add_copies(plan, context, _expand_text(rest, variables), where)
+                _add_copies(plan, context, expand_text(rest, variables), where)
             case "ENV":
-                plan.variables.update(_read_pairs(rest, variables, where))
+                plan.variables.update(read_pairs(rest, variables, where))
             case "ARG":
-                arguments.update(_read_pairs(rest, variables, where))
+                arguments.update(read_arguments(rest, variables, where, given))
             case _:
                 _check_no_effect(name, where)
         if stages > 1:
@@ -110,9 +117,9 @@ def _check_no_effect(name: str, where: str) -> None:
         raise DockerfileError(f"{where}: the instruction {name} needs a container builder")
 
 
-def _read_dockerfile(context: Path) -> str:
-    """Return the text of `context`/Dockerfile, or ""."""
-    file = context / "Dockerfile"
+def read_dockerfile(context: Path, name: str = "Dockerfile") -> str:
+    """Return the text of the Dockerfile `name` of `context`, or ""."""
+    file = context / name
     if not file.is_file():
         return ""
     text = file.read_text(encoding="utf-8", errors="replace")
@@ -125,7 +132,7 @@ def _read_command(rest: str, where: str) -> str:
     """Return the command of RUN for a shell."""
     if "<<" in rest.split("\n")[0] and re.search(r"<<-?\s*['\"]?\w+", rest):
         raise DockerfileError(f"{where}: a here-document, which needs a container builder")
-    exec_form = _read_words(rest)
+    exec_form = read_words(rest)
     if exec_form is not None:
         return shlex.join(exec_form)
     return re.sub(r"^(--\S+\s+)+", "", rest)
@@ -146,11 +153,12 @@ def writable_folder(path: str) -> str:
     return str(PurePosixPath(*parts[:3]))
 
 
-def _split_instructions(text: str) -> Iterator[tuple[int, str, str]]:
+def split_instructions(text: str) -> Iterator[tuple[int, str, str]]:
     """Yield the line number, the name and the rest of each instruction."""
     pending = ""
     began = 0
-    for number, raw in enumerate(text.splitlines(), 1):
+    lines = iter(list(enumerate(text.splitlines(), 1)))
+    for number, raw in lines:
         line = raw.rstrip()
         is_comment = line.lstrip().startswith("#")
         is_blank = not line.strip()
@@ -166,10 +174,23 @@ def _split_instructions(text: str) -> Iterator[tuple[int, str, str]]:
         began = 0
         if match is None:
             raise DockerfileError(f"environment/Dockerfile, line {first}: no instruction")
-        yield first, match[1].upper(), match[2].strip()
+        name = match[1].upper()
+        rest = match[2].strip()
+        if name in _WITH_DOCUMENTS:
+            for _, _, end in _DOCUMENT.findall(rest):
+                rest += "".join(f"\n{one}" for one in _read_document(lines, end))
+        yield first, name, rest
 
 
-def _expand_text(text: str, variables: dict[str, str]) -> str:
+def _read_document(lines: Iterator[tuple[int, str]], end: str) -> Iterator[str]:
+    """Yield the lines of a here-document, with the one that ends it."""
+    for _, raw in lines:
+        yield raw
+        if raw.strip() == end:
+            return
+
+
+def expand_text(text: str, variables: dict[str, str]) -> str:
     def value_of(match: re.Match[str]) -> str:
         name = match[1] or match[3]
         return variables.get(name, BOX_PATH if name == "PATH" else match[2] or "")
@@ -177,7 +198,7 @@ def _expand_text(text: str, variables: dict[str, str]) -> str:
     return _REFERENCE.sub(value_of, text)
 
 
-def _read_words(rest: str) -> list[str] | None:
+def read_words(rest: str) -> list[str] | None:
     """Return the words of the form `["program", "word"]`; None for any other text, which is for a shell."""
     try:
         value = json.loads(rest)
@@ -188,38 +209,47 @@ def _read_words(rest: str) -> list[str] | None:
     return words if words and is_text else None
 
 
-def _split_words(rest: str, where: str) -> list[str]:
+def split_words(rest: str, where: str) -> list[str]:
     try:
         return shlex.split(rest)
     except ValueError as error:
         raise DockerfileError(f"{where}: a quotation does not end ({error})") from None
 
 
-def _read_pairs(rest: str, variables: dict[str, str], where: str) -> dict[str, str]:
+def read_pairs(rest: str, variables: dict[str, str], where: str) -> dict[str, str]:
     """Return the variables of ENV or ARG: `A=1 B="x y"`, `A 1` in the old form, `A` for an argument without value."""
     first, *more = rest.split(None, 1)
     values = {}
     if "=" in first:
-        for word in _split_words(rest, where):
+        for word in split_words(rest, where):
             name, _, value = word.partition("=")
-            values[name] = _expand_text(value, variables)
+            values[name] = expand_text(value, variables)
     elif more:
-        values[first] = _expand_text(more[0], variables)
+        values[first] = expand_text(more[0], variables)
     for name in values:
         if VARIABLE_NAME.fullmatch(name) is None:
             raise DockerfileError(f"{where}: {name[:80]!r} cannot be the name of a variable")
     return values
 
 
+def read_arguments(
+    rest: str, variables: dict[str, str], where: str, given: Mapping[str, str] | None
+) -> dict[str, str]:
+    """Return the values of ARG: those that were given for a build, else its defaults."""
+    names = [word.partition("=")[0] for word in rest.split()]
+    values = read_pairs(rest, variables, where)
+    return values | {name: value for name, value in (given or {}).items() if name in names}
+
+
 def _add_copies(plan: BuildPlan, context: Path, rest: str, where: str) -> None:
     sources, target, flags = _read_copy(rest, where)
     mode = _mode_of(flags)
-    path = _join_path(plan.cwd, target)
+    path = join_path(plan.cwd, target)
     plan.add_folder(path)
     is_named_folder = target.endswith(("/", "/.")) or target == "."
     is_folder = is_named_folder or len(sources) > 1 or path in (plan.cwd, *plan.folders)
     for pattern in sources:
-        for source in _find_sources(context, pattern, where):
+        for source in find_sources(context, pattern, where):
             into_folder = is_folder and not source.is_dir()
             copied_to = f"{path}/{source.name}" if into_folder else path
             plan.steps.append(CopyStep(source=source, target=copied_to, mode=mode))
@@ -235,7 +265,7 @@ def _mode_of(flags: Sequence[str]) -> str | None:
 
 def _read_copy(rest: str, where: str) -> tuple[list[str], str, list[str]]:
     """Return the sources, the target and the flags of COPY or ADD. Raises `DockerfileError` for sources elsewhere."""
-    arguments = _read_words(rest) or _split_words(rest, where)
+    arguments = read_words(rest) or split_words(rest, where)
     flags = [word for word in arguments if word.startswith("--")]
     paths = [word for word in arguments if not word.startswith("--")]
     if len(paths) < 2:
@@ -251,7 +281,7 @@ def _is_from_elsewhere(sources: Sequence[str], flags: Sequence[str]) -> bool:
     return is_of_image or any("://" in source for source in sources)
 
 
-def _find_sources(context: Path, pattern: str, where: str) -> list[Path]:
+def find_sources(context: Path, pattern: str, where: str) -> list[Path]:
     """Return the files and folders of a source of COPY."""
     if not pattern.strip("./"):
         return [context]
@@ -268,7 +298,7 @@ def _find_sources(context: Path, pattern: str, where: str) -> list[Path]:
     return matches
 
 
-def _join_path(cwd: str, path: str) -> str:
+def join_path(cwd: str, path: str) -> str:
     """Return an absolute path of the box, without `.` and `..`."""
     parts: list[str] = []
     for part in PurePosixPath(cwd, path).parts[1:]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import aiohttp
 
 from openclaw_rl.environments.agents.chat_agent import ChatAgent, EpisodeOver, open_agent_session
 from openclaw_rl.environments.sources.harbor.bash_agent import BoxAgent
+from openclaw_rl.environments.sources.harbor.build_tasks import TaskBuilder
 from openclaw_rl.environments.sources.harbor.task_box import TaskBox, UnfitTask
 from openclaw_rl.environments.sources.harbor.task_folder import (
     HarborFolder,
@@ -23,6 +25,7 @@ from openclaw_rl.environments.types import (
     EpisodeTicket,
     PlayLimits,
     PlayOutcome,
+    TaskBuild,
     TaskFitness,
     void_outcome,
 )
@@ -33,13 +36,19 @@ from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarborSource:
-    """Tasks of a folder. `granted`: variables that tasks may ask for."""
+    """Tasks of a folder. `granted`: variables that tasks may ask for. `packages`: where builds get packages from."""
 
     top: Path
     sandbox: SandboxConfig
     held_out_share: float = 0.0
     granted: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, list[str]] = field(default_factory=dict)
     name: str = "harbor"
+
+    async def build_task(self, task: EnvironmentTask, note: Callable[[str], None]) -> TaskBuild:
+        """Build the root of a task with a network, unless it is there or a box needs none."""
+        builder = TaskBuilder(sandbox=self.sandbox, sources=self.packages, granted=self.granted)
+        return await builder.build(task, note)
 
     def load_tasks(self) -> list[EnvironmentTask]:
         """Return the tasks of the folder. Raises `ConfigError`."""
@@ -56,9 +65,7 @@ class HarborSource:
         box = TaskBox(folder=folder, sandbox=self.sandbox, granted=self.granted)
         try:
             await box.open_box()
-            if solve:
-                await box.solve_task()
-            return await box.verify_task(results)
+            return await play_steps(box, results, _solve_step if solve else _do_nothing)
         except BoxLost as error:
             raise UnfitTask(str(error)) from error
         except SandboxError as error:
@@ -104,20 +111,20 @@ class HarborRunner:
             return void_outcome(f"the task cannot be played here: {error}")
         try:
             await box.open_box()
-            stopped = await self._let_work(
-                box, client, min(limits.seconds, loaded.settings.agent.timeout_sec or 1e9)
+
+            async def work(step: TaskBox) -> str | None:
+                left = limits.seconds if not loaded.settings.steps else end - time.monotonic()
+                seconds = min(max(left, 0.0), step.folder.agent.timeout_sec or 1e9)
+                return await self._let_work(step, client, seconds)
+
+            outcome = await play_steps(
+                box, Path(folder, "results"), work, lambda: end - time.monotonic()
             )
-            outcome = await box.verify_task(Path(folder, "results"), end - time.monotonic())
         except UnfitTask as error:
             return void_outcome(f"the task cannot be played here: {error}")
         finally:
             await asyncio.shield(box.close_box())
-        if outcome.status == "void":
-            return outcome
-        reason = "; ".join(filter(None, (stopped, outcome.reason)))
-        return PlayOutcome(
-            status="done", reward=outcome.reward, parts=outcome.parts, reason=reason or None
-        )
+        return outcome
 
     async def _let_work(self, box: TaskBox, client: ChatAgent, seconds: float) -> str | None:
         """Let the agent work; return why it was stopped, None if it ended by itself."""
@@ -129,6 +136,73 @@ class HarborRunner:
         except EpisodeOver as error:
             return str(error)
         return None
+
+
+async def play_steps(
+    box: TaskBox,
+    results: Path,
+    work: Callable[[TaskBox], Awaitable[str | None]],
+    time_left: Callable[[], float] | None = None,
+) -> PlayOutcome:
+    """Let `work` take each step of the task in an open box, and verify each; return the outcome of all.
+
+    `work`: returns why it was stopped, or None. `results`: a new path for the verifiers' files. After a step with less
+    than its `min_reward`, none is taken; the steps that were not taken count as 0 in the mean.
+    """
+    steps = box.folder.list_steps()
+    outcomes: list[PlayOutcome] = []
+    for number, step in enumerate(steps):
+        await box.begin_step(step)
+        stopped = await work(box)
+        outcome = await box.verify_task(
+            results.with_name(f"{results.name}-{number}") if number else results,
+            None if time_left is None else time_left(),
+            continues=number + 1 < len(steps),
+        )
+        if outcome.status == "void":
+            return outcome
+        reason = "; ".join(filter(None, (stopped, outcome.reason))) or None
+        outcomes.append(replace(outcome, reason=reason))
+        if step.step is not None and _is_below(outcome, step.step.min_reward):
+            break
+    return outcomes[0] if box.folder.step is None else _join_outcomes(box.folder, outcomes)
+
+
+def _is_below(outcome: PlayOutcome, least: float | Mapping[str, float] | None) -> bool:
+    if least is None:
+        return False
+    assert outcome.reward is not None
+    if isinstance(least, Mapping):
+        rewards = {"reward": outcome.reward, **outcome.parts}
+        return any(rewards.get(name, 0.0) < value for name, value in least.items())
+    return outcome.reward < least
+
+
+def _join_outcomes(folder: HarborFolder, outcomes: Sequence[PlayOutcome]) -> PlayOutcome:
+    """Return the outcome of a task with steps: the mean of all, or the last one that was taken."""
+    settings = folder.settings
+    rewards = [outcome.reward or 0.0 for outcome in outcomes]
+    total = rewards[-1]
+    if settings.multi_step_reward_strategy == "mean":
+        total = math.fsum(rewards) / len(settings.steps)
+    names = [step.name for step in settings.steps]
+    reasons = [
+        f"{name}: {one.reason}" for name, one in zip(names, outcomes, strict=False) if one.reason
+    ]
+    return PlayOutcome(
+        status="done",
+        reward=total,
+        parts=dict(zip(names, rewards, strict=False)),
+        reason="; ".join(reasons) or None,
+    )
+
+
+async def _solve_step(box: TaskBox) -> None:
+    await box.solve_task()
+
+
+async def _do_nothing(box: TaskBox) -> None:
+    """Leave the box as it is."""
 
 
 async def check_folder(

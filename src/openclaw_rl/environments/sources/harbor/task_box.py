@@ -7,13 +7,20 @@ import json
 import math
 import secrets
 import shlex
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from openclaw_rl.environments.box_program import BoxAccess
 from openclaw_rl.environments.reward_file import read_reward_file
+from openclaw_rl.environments.sources.harbor.box_programs import (
+    BOX_FOLDER,
+    VARIABLES,
+    uses_package_managers,
+    write_box_programs,
+)
 from openclaw_rl.environments.sources.harbor.dockerfile import (
     BuildPlan,
     CopyStep,
@@ -22,6 +29,7 @@ from openclaw_rl.environments.sources.harbor.dockerfile import (
     read_build_plan,
 )
 from openclaw_rl.environments.sources.harbor.task_folder import HarborFolder
+from openclaw_rl.environments.sources.harbor.task_root import TaskRoot, TaskRoots
 from openclaw_rl.environments.sources.harbor.task_settings import fill_variables, list_refusals
 from openclaw_rl.environments.types import PlayOutcome, void_outcome
 from openclaw_rl.errors import ConfigError
@@ -36,8 +44,10 @@ from openclaw_rl.sandbox.fresh_verification import (
     move_to_fresh_box,
     verify_in_fresh_box,
 )
+from openclaw_rl.sandbox.root_builds import PROGRAMS_FOLDER
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
+_STEP_SETUP = "setup.sh"
 _TESTS = "/tests"
 _SOLUTION = "/solution"
 _LOGS = "/logs"
@@ -53,6 +63,9 @@ LEAST_VERIFIER_SECONDS = 60.0
 _KEPT_WORDS = 300
 # Exit statuses by which a shell says that a program was ended by a signal.
 _SIGNALS = range(129, 193)
+
+
+BUILD_CURE = "`openclaw-rl env build` can build its root with a network"
 
 
 class UnfitTask(Exception):
@@ -72,31 +85,63 @@ class TaskBox:
     granted: Mapping[str, str] = field(default_factory=dict)
     access: BoxAccess = field(default_factory=BoxAccess)
     plan: BuildPlan = field(init=False)
+    root: TaskRoot | None = field(init=False)
+    """The root that `env build` built for the task; None: the steps of its Dockerfile are taken in each box."""
     box: Box = field(init=False)
+    _has_programs: bool = field(init=False)
+    """Whether the boxes get `box_programs`: they have no built root, and a script installs something."""
     fixed_variables: dict[str, str] = field(init=False)
     """Variables of every command of another runner, which its own do not replace."""
 
     def __post_init__(self) -> None:
         settings = self.folder.settings
         reasons = list_refusals(settings, self.folder.path)
-        if not (self.folder.path / "tests" / "test.sh").is_file():
-            reasons.append("it has no tests/test.sh")
+        for step in self.folder.list_steps():
+            if not step.instruction_file.is_file():
+                name = step.instruction_file.relative_to(step.path).as_posix()
+                reasons.append(f"it has no {name}")
+            if not any((folder / "test.sh").is_file() for folder in step.test_folders):
+                of_step = f" for the step {step.step.name}" if step.step else ""
+                reasons.append(f"it has no tests/test.sh{of_step}")
         if reasons:
             raise UnfitTask("; ".join(reasons))
         try:
-            self.plan = read_build_plan(self.folder.path / "environment")
+            self.root = _find_root(self.folder, self.sandbox)
+            self._has_programs = self.root is None and uses_package_managers(self.folder)
+            self.plan = self._make_plan()
             self.plan.cwd = settings.environment.workdir or self.plan.cwd
             self.plan.add_folder(self.plan.cwd)
             self.plan.variables |= fill_variables(settings.environment.env, self.granted)
-            fill_variables(settings.verifier.env | settings.solution.env, self.granted)
-        except (DockerfileError, ConfigError, ValueError) as error:
+            for step in self.folder.list_steps():
+                fill_variables(step.verifier.env | step.solution_variables, self.granted)
+        except DockerfileError as error:
+            raise UnfitTask(f"{error}. {BUILD_CURE}") from None
+        except (ConfigError, ValueError) as error:
             raise UnfitTask(str(error)) from None
         self.box = self._new_box(self.access)
         self.fixed_variables = {}
 
+    def _make_plan(self) -> BuildPlan:
+        """Return what a box of the task needs: of its root, or of its Dockerfile. Raises `DockerfileError`."""
+        if self.root is None:
+            files = self.folder.build_files
+            plan = read_build_plan(files.context, files.dockerfile, files.arguments)
+            plan.variables |= files.variables
+            plan.cwd = files.cwd or plan.cwd
+            if self._has_programs:
+                path = f"{BOX_FOLDER}:{plan.variables.get('PATH', BOX_PATH)}"
+                plan.variables = {**VARIABLES, **plan.variables, "PATH": path}
+            return plan
+        path = f"{PROGRAMS_FOLDER}:{self.root.variables.get('PATH', BOX_PATH)}"
+        variables = {**VARIABLES, "HOME": "/root", **self.root.variables, "PATH": path}
+        return BuildPlan(variables=variables, cwd=self.root.cwd, folders=list(self.root.carried))
+
     async def open_box(self) -> None:
         """Open the box and build the task in it. Raises `SandboxError`; `UnfitTask` if a step of the build fails."""
         await self.box.open()
+        with leased_folder() as scratch:
+            for target, programs in (await self._programs(scratch)).items():
+                await self.box.put(programs, target)
         for step in self.plan.steps:
             await self._take_step(step)
         await self._run_checked(f"mkdir -p {shlex.quote(self.plan.cwd)}", "/", "the working folder")
@@ -107,44 +152,62 @@ class TaskBox:
             command, cwd=self.plan.cwd, env=self.plan.variables, time_limit=time_limit
         )
 
+    async def begin_step(self, step: HarborFolder) -> None:
+        """Continue with a step of the task, from `HarborFolder.list_steps`. Raises `UnfitTask`, `SandboxError`."""
+        self.folder = step
+        if step.start_files is None:
+            return
+        await self.box.put(step.start_files, self.plan.cwd)
+        if (step.start_files / _STEP_SETUP).is_file():
+            command = f"bash ./{_STEP_SETUP} && rm -f ./{_STEP_SETUP}"
+            await self._run_checked(command, self.plan.cwd, f"workdir/{_STEP_SETUP} of a step")
+
     async def solve_task(self) -> None:
         """Run the reference solution. Raises `UnfitTask` if it is missing or fails."""
-        solution = self.folder.path / "solution"
-        settings = self.folder.settings
+        solution = self.folder.solution
         if not (solution / "solve.sh").is_file():
             raise UnfitTask(
                 "it has no solution/solve.sh: nobody knows whether it can be solved here"
             )
+        # One of an earlier step.
+        await self.box.run(f"find {_SOLUTION} -mindepth 1 -delete", cwd="/")
         await self.box.put(solution, _SOLUTION)
-        variables = self.plan.variables | fill_variables(settings.solution.env, self.granted)
+        variables = self.plan.variables | fill_variables(
+            self.folder.solution_variables, self.granted
+        )
         result = await self.box.run(
             f"chmod +x {_SOLUTION}/solve.sh; {_SOLUTION}/solve.sh",
             cwd=self.plan.cwd,
             env=variables,
-            time_limit=settings.agent.timeout_sec or self.sandbox.lifetime,
+            time_limit=self.folder.agent.timeout_sec or self.sandbox.lifetime,
         )
         if result.exit_code:
             raise UnfitTask(f"its solution failed: {describe_failure(result)}")
 
-    async def verify_task(self, results: Path, seconds: float | None = None) -> PlayOutcome:
+    async def verify_task(
+        self, results: Path, seconds: float | None = None, *, continues: bool = False
+    ) -> PlayOutcome:
         """Verify in a fresh box what was done, and close the boxes. `results`: a new folder for the verifier's files.
 
-        `seconds`: what is left of the episode's time. Raises `SandboxError` if nothing is known of the work.
+        `seconds`: what is left of the episode's time. `continues`: the first box stays open, for the next step. Raises
+        `SandboxError` if nothing is known of the work.
         """
-        task_limit = self.folder.settings.verifier.timeout_sec
+        task_limit = self.folder.verifier.timeout_sec
         limit = (
             task_limit if seconds is None else min(task_limit, max(seconds, LEAST_VERIFIER_SECONDS))
         )
         with leased_folder() as scratch:
-            return await self._verify(results, limit, task_limit, scratch)
+            return await self._verify(results, limit, task_limit, scratch, continues)
 
     async def _verify(
-        self, results: Path, limit: float, task_limit: float, scratch: Path
+        self, results: Path, limit: float, task_limit: float, scratch: Path, continues: bool
     ) -> PlayOutcome:
         """Verify within `limit` seconds. `scratch`: a folder that only the user of this process can read."""
         word = secrets.token_hex(16)
-        tests = {**self._planted_originals(), _TESTS: self.folder.path / "tests"}
-        proves = await asyncio.to_thread(_proves_results, self.folder.path / "tests")
+        files = await asyncio.to_thread(_join_folders, self.folder.test_folders, scratch / "tests")
+        programs = await self._programs(scratch)
+        tests = {**self._planted_originals(), **programs, _TESTS: files}
+        proves = await asyncio.to_thread(_proves_results, files)
         if proves:
             (scratch / "word").write_text(word)
             tests[f"{_TESTS}/word"] = scratch / "word"
@@ -153,14 +216,15 @@ class TaskBox:
             cwd=self.plan.cwd,
             carried=self._carried_folders(),
             hidden=_OWN_FOLDERS,
+            cleared=self.root is not None,
+            keeps_used=continues,
             tests=tests,
             results=_RESULTS,
             box_lifetime=self.sandbox.lifetime,
-            env=self._verifier_variables()
-            | fill_variables(self.folder.settings.verifier.env, self.granted),
+            env=self._verifier_variables() | fill_variables(self.folder.verifier.env, self.granted),
             time_limit=limit,
         )
-        result = await verify_in_fresh_box(self.box, self._new_box(), plan, results)
+        result = await verify_in_fresh_box(self.box, self._new_box(verifies=True), plan, results)
         if result.timed_out and limit < task_limit:
             return void_outcome(
                 f"the time of the episode left {limit:g} s to the verifier: raise --limit-seconds"
@@ -181,15 +245,23 @@ class TaskBox:
         Raises `SandboxError`. For a runner that puts the tests there and runs them itself.
         """
         used = self.box
-        self.box = self._new_box()
-        plan = Verification(
-            command="",
-            carried=self._carried_folders(),
-            hidden=_OWN_FOLDERS,
-            tests=self._planted_originals(),
-        )
-        await move_to_fresh_box(used, self.box, plan)
+        self.box = self._new_box(verifies=True)
+        with leased_folder() as scratch:
+            plan = Verification(
+                command="",
+                carried=self._carried_folders(),
+                hidden=_OWN_FOLDERS,
+                cleared=self.root is not None,
+                tests=self._planted_originals() | await self._programs(scratch),
+            )
+            await move_to_fresh_box(used, self.box, plan)
         self.fixed_variables = VERIFIER_VARIABLES | self._verifier_variables()
+
+    async def _programs(self, scratch: Path) -> dict[str, Path]:
+        """Return where a box gets which folder of programs, written below `scratch`."""
+        if not self._has_programs:
+            return {}
+        return {BOX_FOLDER: await asyncio.to_thread(write_box_programs, scratch / "programs")}
 
     async def close_box(self) -> None:
         """Close the box. May be called again."""
@@ -201,18 +273,35 @@ class TaskBox:
     def _verifier_variables(self) -> dict[str, str]:
         variables = dict(self.plan.variables)
         # Programs of the box come before those that the policy may have left.
-        if "PATH" in variables:
-            variables["PATH"] = f"{BOX_PATH}:{variables['PATH']}"
+        if "PATH" not in variables:
+            return variables
+        if self.root is None:
+            first = f"{BOX_FOLDER}:" if self._has_programs else ""
+            variables["PATH"] = f"{first}{BOX_PATH}:{variables['PATH']}"
+            return variables
+        folders = variables["PATH"].split(":")
+        changed = [one for one in folders if self._is_carried(one)]
+        trusted = [one for one in folders if one not in changed]
+        variables["PATH"] = ":".join([*trusted, *BOX_PATH.split(":"), *changed])
         return variables
 
-    def _new_box(self, access: BoxAccess | None = None) -> Box:
+    def _is_carried(self, path: str) -> bool:
+        parents = (path, *(str(one) for one in PurePosixPath(path).parents))
+        return any(folder in parents for folder in self._carried_folders())
+
+    def _new_box(self, access: BoxAccess | None = None, *, verifies: bool = False) -> Box:
         asked = self.folder.settings.environment
         memory = min(self.sandbox.memory, asked.memory_mebibytes or self.sandbox.memory)
         disk = min(self.sandbox.disk, asked.storage_mebibytes or self.sandbox.disk)
         folders = [folder for folder in self.plan.folders if folder not in ("/tmp", HOME_FOLDER)]
-        writable = tuple(dict.fromkeys((*folders, *_OWN_FOLDERS)))
+        built = self.root.writable if self.root is not None else ()
+        programs = (BOX_FOLDER,) if self._has_programs else ()
+        writable = tuple(dict.fromkeys((*folders, *built, *programs, *_OWN_FOLDERS)))
+        layers = self.root.layered(verifies=verifies) if self.root is not None else None
         grants = access or BoxAccess()
-        root = BoxRoot(writable=writable, gateway=grants.gateway, read_only=grants.shown)
+        root = BoxRoot(
+            layers=layers, writable=writable, gateway=grants.gateway, read_only=grants.shown
+        )
         return make_box(self.sandbox.model_copy(update={"memory": memory, "disk": disk}), root)
 
     async def _take_step(self, step: CopyStep | RunStep) -> None:
@@ -232,12 +321,20 @@ class TaskBox:
         if result.exit_code:
             raise UnfitTask(
                 f"{step_name} failed in a box, which has the programs of this machine, no network and no other root: "
-                f"{describe_failure(result)}"
+                f"{describe_failure(result)}. {BUILD_CURE}"
             )
 
     def _planted_originals(self) -> dict[str, Path]:
         """Return the task's own files among the names that are not carried over: path in the box -> file."""
         originals: dict[str, Path] = {}
+        if self.root is not None:
+            for folder in self._carried_folders():
+                for layer in reversed(self.root.task_layers):
+                    top = layer.find_folder(folder)
+                    if top is None:
+                        continue
+                    for path in _planted_files(top):
+                        originals[f"{folder}/{path.relative_to(top).as_posix()}"] = path
         for step in self.plan.steps:
             if isinstance(step, CopyStep) and step.source.is_dir():
                 target = step.target.rstrip("/")
@@ -245,6 +342,23 @@ class TaskBox:
                     name = path.relative_to(step.source).as_posix()
                     originals[f"{target}/{name}"] = path
         return originals
+
+
+def _join_folders(folders: Sequence[Path], to: Path) -> Path:
+    """Return the only folder, or a new one with the files of all; later ones replace files of earlier ones."""
+    if len(folders) == 1:
+        return folders[0]
+    for folder in folders:
+        shutil.copytree(folder, to, symlinks=True, dirs_exist_ok=True)
+    return to
+
+
+def _find_root(folder: HarborFolder, sandbox: SandboxConfig) -> TaskRoot | None:
+    """Return the root that was built for a task. None also for a Dockerfile that no root can be built from."""
+    try:
+        return TaskRoots(sandbox=sandbox).find_root(folder)
+    except DockerfileError:
+        return None
 
 
 def _planted_files(folder: Path) -> Iterator[Path]:

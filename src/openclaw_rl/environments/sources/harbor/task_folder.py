@@ -6,11 +6,18 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from openclaw_rl.environments.sources.harbor.task_settings import HarborSettings, read_settings
+from openclaw_rl.environments.sources.harbor.compose_file import BuildFiles, read_build_files
+from openclaw_rl.environments.sources.harbor.task_settings import (
+    AgentSection,
+    HarborSettings,
+    StepSection,
+    VerifierSection,
+    read_settings,
+)
 from openclaw_rl.environments.task_file import is_finite_number, split_by_digest
 from openclaw_rl.environments.types import EnvironmentTask, TaskSplit
 from openclaw_rl.errors import ConfigError
@@ -23,24 +30,77 @@ _MAX_NAME = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarborFolder:
-    """A task folder: `task.toml`, `instruction.md`, `environment/`, `tests/` and, mostly, `solution/`."""
+    """A task folder: `task.toml`, `instruction.md`, `environment/`, `tests/` and, mostly, `solution/`.
+
+    `step`: the step of several whose instruction, tests and solution are meant; None: the task has one.
+    """
 
     path: Path
     settings: HarborSettings
+    step: StepSection | None = None
+
+    def list_steps(self) -> list[HarborFolder]:
+        """Return the task for each of its steps; the task itself if it has no steps."""
+        steps = [replace(self, step=step) for step in self.settings.steps]
+        return steps or [self]
+
+    @property
+    def _step_path(self) -> Path:
+        return self.path if self.step is None else self.path / "steps" / self.step.name
+
+    @property
+    def agent(self) -> AgentSection:
+        return self.settings.agent if self.step is None else self.step.agent
+
+    @property
+    def verifier(self) -> VerifierSection:
+        return self.settings.verifier if self.step is None else self.step.verifier
+
+    @property
+    def solution(self) -> Path:
+        """Folder of the reference solution, which may be missing."""
+        return self._step_path / "solution"
+
+    @property
+    def solution_variables(self) -> dict[str, str]:
+        if self.step is None:
+            return self.settings.solution.env
+        return self.settings.solution.env | self.step.solution.env
+
+    @property
+    def start_files(self) -> Path | None:
+        """Folder of files that are put into the working folder when the step begins."""
+        folder = self._step_path / "workdir"
+        return folder if self.step is not None and folder.is_dir() else None
+
+    @property
+    def test_folders(self) -> list[Path]:
+        """Folders of the verifier's files; a later one replaces files of the earlier ones."""
+        folders = dict.fromkeys((self.path / "tests", self._step_path / "tests"))
+        return [folder for folder in folders if folder.is_dir()]
+
+    @property
+    def build_files(self) -> BuildFiles:
+        """Files and values of the build. Raises `ComposeError`."""
+        return read_build_files(self.path / "environment")
+
+    @property
+    def instruction_file(self) -> Path:
+        return self._step_path / "instruction.md"
 
     @property
     def instruction(self) -> str:
         """Text that the policy gets."""
-        return (self.path / "instruction.md").read_text(encoding="utf-8").strip()
+        return self.instruction_file.read_text(encoding="utf-8").strip()
 
 
 def load_folder(path: Path) -> HarborFolder:
     """Return a task folder. Raises `ConfigError` if it cannot be read."""
     folder = HarborFolder(path=path, settings=read_settings(path / SETTINGS_FILE))
-    # Each step has an instruction of its own.
+    # Each step has an instruction of its own, whose absence makes the task unfit.
     if folder.settings.steps:
         return folder
-    file = path / "instruction.md"
+    file = folder.instruction_file
     try:
         instruction = folder.instruction
     except (OSError, UnicodeDecodeError) as error:

@@ -6,10 +6,11 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from openclaw_rl.environments.sources.harbor.compose_file import ComposeError, read_build_files
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.sandbox.box_commands import VARIABLE_NAME
 
@@ -90,6 +91,17 @@ class SolutionSection(_TaskSection):
     env: dict[str, str] = {}
 
 
+class StepSection(_TaskSection):
+    """A step, an entry of `[[steps]]`: a folder below `steps/`. `min_reward`: with less, no further step is taken."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    agent: AgentSection = AgentSection()
+    verifier: VerifierSection = VerifierSection()
+    solution: SolutionSection = SolutionSection()
+    min_reward: float | dict[str, float] | None = None
+    healthcheck: dict[str, Any] | None = None
+
+
 class HarborSettings(_TaskSection):
     """A whole `task.toml`. `metadata` may have `split`, `best_reward` and `unfit` (why) for this program."""
 
@@ -98,7 +110,8 @@ class HarborSettings(_TaskSection):
     verifier: VerifierSection = VerifierSection()
     environment: BoxSection = BoxSection()
     solution: SolutionSection = SolutionSection()
-    steps: list[Any] = []
+    steps: list[StepSection] = []
+    multi_step_reward_strategy: Literal["mean", "final"] = "mean"
 
 
 def read_settings(file: Path) -> HarborSettings:
@@ -120,28 +133,34 @@ def read_settings(file: Path) -> HarborSettings:
 def list_refusals(settings: HarborSettings, folder: Path) -> list[str]:
     """Return in words what the task needs and a box of this program does not have; an empty list if nothing."""
     box = settings.environment
-    verifier = settings.verifier
+    verifiers = [settings.verifier, *(step.verifier for step in settings.steps)]
     definitions = folder / "environment"
-    refusals = {
-        "it has several steps ([[steps]])": settings.steps,
+    refusals: dict[str, Any] = {
+        "a step waits for a service (healthcheck)": any(one.healthcheck for one in settings.steps),
+        "two steps have the same name": len({one.name for one in settings.steps})
+        != len(settings.steps),
         f"it is for {box.os}": box.os.lower() != "linux",
         "it needs a GPU": box.gpus,
         "it needs a TPU": box.tpu,
         "it needs MCP servers": box.mcp_servers,
         "it waits for a service (healthcheck)": box.healthcheck,
-        "it needs several containers (docker-compose)": any(
-            definitions.glob("docker-compose.y*ml")
-        ),
         f"it needs the image {box.docker_image}, and has no environment/Dockerfile": (
             box.docker_image and not (definitions / "Dockerfile").is_file()
         ),
-        "its verifier needs an environment of its own": verifier.environment
-        or verifier.environment_mode == "separate",
-        "its verifier collects from services ([[verifier.collect]])": verifier.collect,
+        "its verifier needs an environment of its own": any(
+            one.environment or one.environment_mode == "separate" for one in verifiers
+        ),
+        "its verifier collects from services ([[verifier.collect]])": any(
+            one.collect for one in verifiers
+        ),
         "it continues an earlier conversation (trajectory.json)": (
             folder / "trajectory.json"
         ).exists(),
     }
+    try:
+        read_build_files(definitions)
+    except ComposeError as error:
+        refusals[str(error)] = True
     stated = [str(settings.metadata["unfit"])] if "unfit" in settings.metadata else []
     return stated or [reason for reason, is_found in refusals.items() if is_found]
 

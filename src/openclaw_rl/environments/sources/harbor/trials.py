@@ -130,6 +130,11 @@ class TrialProcess:
 
         `scratch`: a folder for Harbor's files. `access`: to the policy, as for `foreign_process`.
         """
+        if folder.settings.steps:
+            raise UnfitTask(
+                "it has several steps ([[steps]]), and Harbor's own runner would need one box for all: choose "
+                "another --agent, and leave out --python"
+            )
         calls = BoxCalls(box=TaskBox(folder=folder, sandbox=self.sandbox, granted=self.granted))
         settings = folder.settings
         agent_seconds = min(limits.seconds, settings.agent.timeout_sec or limits.seconds)

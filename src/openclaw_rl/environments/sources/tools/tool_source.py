@@ -166,7 +166,7 @@ async def _replay_solution(
             answered = await session.answer_call(
                 AgentCall(id=f"call_{number}", name=call.tool, arguments=arguments)
             )
-            if answered.arguments is None or answered.result.startswith("error: arguments"):
+            if answered.is_error:
                 problem = problem or f"call {number}, {call.tool}: {answered.result}"
         scores = await session.score_checks(answer)
     finally:

@@ -1,0 +1,214 @@
+"""Reads `environment/Dockerfile` as the build of a whole root: what runs as root, above a base system."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from openclaw_rl.environments.sources.harbor.compose_file import BuildFiles
+from openclaw_rl.environments.sources.harbor.dockerfile import (
+    DockerfileError,
+    expand_text,
+    find_sources,
+    join_path,
+    read_arguments,
+    read_dockerfile,
+    read_pairs,
+    read_words,
+    split_instructions,
+    split_words,
+)
+
+_FLAGS = re.compile(r"^(?:--\S+\s+)+")
+_HEREDOC = re.compile(r"<<(-?)\s*(['\"]?)(\w+)\2")
+_DEFAULT_SHELL = ("/bin/sh", "-c")
+_NO_EFFECT = frozenset(
+    {
+        "CMD",
+        "ENTRYPOINT",
+        "EXPOSE",
+        "HEALTHCHECK",
+        "LABEL",
+        "MAINTAINER",
+        "STOPSIGNAL",
+        "USER",
+        "VOLUME",
+    }
+)
+_UV_IMAGE = re.compile(r"--from=(?:ghcr\.io/)?astral-sh/uv\b.*")
+_SYSTEM_FOLDERS = frozenset(
+    {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "tmp", "usr"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootRun:
+    """Run a command for a shell in the folder `cwd`, made if it is missing. `shown`: it as the file has it."""
+
+    command: str
+    cwd: str
+    variables: Mapping[str, str]
+    line: int
+    shown: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootCopy:
+    """Copy a file, or the content of a folder, of the context. `into`: a file keeps its name below `target`.
+
+    `text`: the content of a new file, in place of `source`.
+    """
+
+    source: Path | None
+    target: str
+    into: bool
+    line: int
+    mode: str | None = None
+    text: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class RootPlan:
+    """A Dockerfile as steps. `image`: what it begins with. `folders`: folders of its paths, outside of the system."""
+
+    image: str = ""
+    steps: list[RootRun | RootCopy] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+    cwd: str = "/"
+    folders: list[str] = field(default_factory=list)
+    _arguments: dict[str, str] = field(default_factory=dict)
+    _shell: Sequence[str] = _DEFAULT_SHELL
+
+    @property
+    def known(self) -> dict[str, str]:
+        """Variables of the next step."""
+        return self._arguments | self.variables
+
+    def add_path(self, path: str) -> None:
+        """Note the folder at the top that a path is in, unless it is one of the system or may hold large programs."""
+        parts = PurePosixPath(path).parts
+        if len(parts) < 2 or parts[1] in _SYSTEM_FOLDERS:
+            return
+        depth = 3 if parts[1] in ("home", "opt", "srv", "var", "mnt") else 2
+        folder = str(PurePosixPath(*parts[:depth]))
+        if folder not in self.folders:
+            self.folders.append(folder)
+
+
+def read_root_plan(files: BuildFiles) -> RootPlan:
+    """Return the plan of the Dockerfile of a task. Raises `DockerfileError`."""
+    plan = RootPlan()
+    context = files.context
+    for line, name, rest in split_instructions(read_dockerfile(context, files.dockerfile)):
+        where = f"environment/Dockerfile, line {line}"
+        if name == "FROM" and plan.image:
+            raise DockerfileError(f"{where}: several stages, which need a container builder")
+        if not plan.image and name not in ("FROM", "ARG"):
+            raise DockerfileError(f"{where}: expected FROM first, got {name}")
+        match name:
+            case "FROM":
+                words = [word for word in rest.split() if not word.startswith("--")]
+                plan.image = expand_text(words[0], plan.known) if words else ""
+                plan._arguments = {}
+            case "ARG":
+                plan._arguments |= read_arguments(rest, plan.known, where, files.arguments)
+            case "ENV":
+                plan.variables |= read_pairs(rest, plan.known, where)
+            case "WORKDIR":
+                plan.cwd = join_path(plan.cwd, expand_text(rest.strip().strip("\"'"), plan.known))
+                plan.add_path(plan.cwd)
+                _add_run(plan, "true", line)
+            case "SHELL":
+                plan._shell = read_words(rest) or _DEFAULT_SHELL
+            case "RUN":
+                _add_run(plan, _run_command(rest, plan._shell), line, rest)
+            case "COPY" | "ADD":
+                _add_copy(plan, context, rest, where, line)
+            case _ if name not in _NO_EFFECT:
+                raise DockerfileError(f"{where}: the instruction {name} needs a container builder")
+    plan.variables |= files.variables
+    if files.cwd is not None:
+        plan.cwd = join_path(plan.cwd, files.cwd)
+        plan.add_path(plan.cwd)
+    if plan.cwd == "/":
+        plan.cwd = "/app"
+        plan.add_path(plan.cwd)
+        _add_run(plan, "true", 0)
+    return plan
+
+
+def _add_run(plan: RootPlan, command: str, line: int, shown: str = "") -> None:
+    step = RootRun(
+        command=command, cwd=plan.cwd, variables=dict(plan.known), line=line, shown=shown
+    )
+    plan.steps.append(step)
+
+
+def _run_command(rest: str, shell: Sequence[str]) -> str:
+    """Return a command of RUN: a list of words, a script as a here-document, or text for the shell."""
+    words = read_words(rest)
+    if words is not None:
+        return shlex.join(words)
+    text = _FLAGS.sub("", rest)
+    document = _HEREDOC.match(text)
+    first, _, body = text.partition("\n")
+    if document is not None and not first[document.end() :].strip():
+        text = _document_text(document, body)
+    return shlex.join([*shell, text])
+
+
+def _document_text(document: re.Match[str], body: str) -> str:
+    lines = body.split("\n")
+    if document[1]:
+        lines = [line.lstrip("\t") for line in lines]
+    end = lines.index(document[3]) if document[3] in lines else len(lines)
+    return "\n".join(lines[:end]) + "\n"
+
+
+def _add_copy(plan: RootPlan, context: Path, rest: str, where: str, line: int) -> None:
+    first, _, body = rest.partition("\n")
+    first = expand_text(first, plan.known)
+    words = read_words(first) or split_words(first, where)
+    flags = [word for word in words if word.startswith("--")]
+    *sources, target = [word for word in words if not word.startswith("--")] or [""]
+    if not sources:
+        raise DockerfileError(f"{where}: expected what is copied, and where to")
+    path = join_path(plan.cwd, target)
+    plan.add_path(path)
+    is_folder = target.endswith(("/", "/.")) or target == "." or len(sources) > 1
+    mode = next(
+        (flag.removeprefix("--chmod=") for flag in flags if flag.startswith("--chmod=")), None
+    )
+    if any(_UV_IMAGE.fullmatch(flag) for flag in flags):
+        names = " ".join(shlex.quote(f"$PROGRAMS/{PurePosixPath(one).name}") for one in sources)
+        end = "/" if is_folder else ""
+        plan_command = (
+            f"mkdir -p {shlex.quote(path if is_folder else str(PurePosixPath(path).parent))}"
+        )
+        names = names.replace("'", '"')
+        _add_run(plan, f"{plan_command} && cp -L {names} {shlex.quote(path + end)}", line)
+        return
+    if any(flag.startswith("--from") for flag in flags):
+        raise DockerfileError(
+            f"{where}: it copies from another image, which needs a container builder"
+        )
+    document = _HEREDOC.fullmatch(sources[0])
+    if document is not None:
+        text = _document_text(document, body)
+        plan.steps.append(
+            RootCopy(source=None, target=path, into=False, line=line, mode=mode, text=text)
+        )
+        return
+    for source in sources:
+        if source.startswith(("http://", "https://")):
+            name = PurePosixPath(source.partition("?")[0]).name
+            at = f"{path}/{name}" if is_folder else path
+            made = f"mkdir -p {shlex.quote(str(PurePosixPath(at).parent))}"
+            _add_run(plan, f"{made} && curl -fsSL -o {shlex.quote(at)} {shlex.quote(source)}", line)
+            continue
+        for found in find_sources(context, source, where):
+            into = is_folder and not found.is_dir()
+            plan.steps.append(RootCopy(source=found, target=path, into=into, line=line, mode=mode))

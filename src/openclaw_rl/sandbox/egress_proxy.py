@@ -1,0 +1,148 @@
+"""A proxy for HTTP and HTTPS that lets a build reach servers of the network, and nothing of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+from openclaw_rl.errors import OpenClawError
+
+_MAX_HEAD = 2**16
+_READ_BYTES = 2**16
+_HEAD_SECONDS = 30.0
+_CONNECT_SECONDS = 60.0
+_HOP_HEADERS = (b"proxy-connection:", b"proxy-authorization:", b"connection:", b"keep-alive:")
+
+
+class AddressRefused(OpenClawError):
+    """Raised for an address that a build may not reach."""
+
+
+@contextlib.asynccontextmanager
+async def open_egress_proxy() -> AsyncIterator[tuple[str, int]]:
+    """Serve the proxy on a free port of the loopback interface, and yield its host and port."""
+    connections: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        connections.add(task)
+        try:
+            await _serve_client(reader, writer)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            # One side has closed, or the build has ended.
+            pass
+        finally:
+            connections.discard(task)
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=_MAX_HEAD)
+    host, port = server.sockets[0].getsockname()[:2]
+    try:
+        yield host, port
+    finally:
+        server.close()
+        for task in list(connections):
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+
+async def _serve_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        async with asyncio.timeout(_HEAD_SECONDS):
+            head = await reader.readuntil(b"\r\n\r\n")
+        method, target, version = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        is_tunnel = method == "CONNECT"
+        host, port, path = _parse_target(target, is_tunnel=is_tunnel)
+    except (asyncio.LimitOverrunError, ValueError):
+        await _refuse(writer, 400, "expected a request for a proxy")
+        return
+    try:
+        server_reader, server_writer = await _connect(host, port)
+    except AddressRefused as error:
+        await _refuse(writer, 403, str(error))
+        return
+    except (OSError, TimeoutError) as error:
+        await _refuse(writer, 502, f"{host}:{port} cannot be reached: {error or 'no answer'}")
+        return
+    try:
+        if is_tunnel:
+            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        else:
+            server_writer.write(_own_head(head, f"{method} {path} {version}"))
+        await asyncio.gather(_copy(reader, server_writer), _copy(server_reader, writer))
+    finally:
+        server_writer.close()
+
+
+def _parse_target(target: str, *, is_tunnel: bool) -> tuple[str, int, str]:
+    """Return host, port and path of a request. Raises `ValueError`."""
+    parts = urlsplit(f"//{target}" if is_tunnel else target)
+    if not parts.hostname or parts.username or (not is_tunnel and parts.scheme != "http"):
+        raise ValueError(target)
+    port = parts.port or (443 if is_tunnel else 80)
+    path = parts.path or "/"
+    return parts.hostname, port, f"{path}?{parts.query}" if parts.query else path
+
+
+def _own_head(head: bytes, first: str) -> bytes:
+    """Return the head for the server. One request a connection, so that each one names its own server."""
+    lines = head.rstrip(b"\r\n").split(b"\r\n")[1:]
+    kept = [line for line in lines if not line.lower().startswith(_HOP_HEADERS)]
+    return b"\r\n".join([first.encode("latin-1"), *kept, b"Connection: close", b"", b""])
+
+
+async def _connect(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to the first address of a host that a build may reach. Raises `AddressRefused`, `OSError`."""
+    loop = asyncio.get_running_loop()
+    infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    allowed = [info for info in infos if not is_of_this_machine(str(info[4][0]))]
+    if not allowed:
+        raise AddressRefused(f"{host}:{port} is of this machine, which a build does not reach")
+    failure: OSError = OSError("no address")
+    for info in allowed:
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                return await asyncio.open_connection(str(info[4][0]), port)
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+def is_of_this_machine(address: str) -> bool:
+    """Return whether an address leads to this machine or to the services of its network link."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
+        parsed = parsed.ipv4_mapped
+    if parsed.is_loopback or parsed.is_unspecified or parsed.is_link_local or parsed.is_multicast:
+        return True
+    family = socket.AF_INET if parsed.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # Only an address of an interface of this machine can be bound.
+        try:
+            probe.bind((str(parsed), 0))
+        except OSError:
+            return False
+    return True
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(_READ_BYTES):
+        writer.write(data)
+        await writer.drain()
+    with contextlib.suppress(OSError):
+        writer.write_eof()
+
+
+async def _refuse(writer: asyncio.StreamWriter, status: int, message: str) -> None:
+    body = f"{message}\n".encode()
+    writer.write(
+        f"HTTP/1.1 {status} refused\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
+        f"Connection: close\r\n\r\n".encode()
+        + body
+    )
+    await writer.drain()
