@@ -62,9 +62,7 @@ def read_build_files(environment: Path) -> BuildFiles:
 
 
 def _read_service(environment: Path, name: str, service: Mapping[str, Any]) -> BuildFiles:
-    unknown = sorted(set(map(str, service)) - _NO_EFFECT - _WITH_EFFECT)
-    if unknown:
-        raise ComposeError(f"{name} needs what a box does not have: {', '.join(unknown)}")
+    _check_keys(service, _NO_EFFECT | _WITH_EFFECT, name)
     for volume in service.get("volumes") or []:
         # Harbor's own folders for logs.
         if not str(volume).startswith("${HOST_"):
@@ -73,9 +71,7 @@ def _read_service(environment: Path, name: str, service: Mapping[str, Any]) -> B
     if build is None and not (environment / "Dockerfile").is_file():
         raise ComposeError(f"{name} needs the image {str(service.get('image'))[:100]}")
     settings = build if isinstance(build, dict) else {"context": build or "."}
-    unknown = sorted(set(map(str, settings)) - _BUILD_KEYS)
-    if unknown:
-        raise ComposeError(f"{name}: build needs what a box does not have: {', '.join(unknown)}")
+    _check_keys(settings, _BUILD_KEYS, f"{name}: build")
     place = str(settings.get("context") or ".")
     context = environment if place in _OWN_CONTEXTS else environment / place
     if not context.resolve().is_relative_to(environment.resolve()) or not context.is_dir():
@@ -87,6 +83,12 @@ def _read_service(environment: Path, name: str, service: Mapping[str, Any]) -> B
         variables=_read_pairs(service.get("environment"), name),
         cwd=service.get("working_dir"),
     )
+
+
+def _check_keys(table: Mapping[str, Any], known: frozenset[str], where: str) -> None:
+    unknown = sorted(set(map(str, table)) - known)
+    if unknown:
+        raise ComposeError(f"{where} needs what a box does not have: {', '.join(unknown)}")
 
 
 def _read_pairs(value: Any, name: str) -> dict[str, str]:
