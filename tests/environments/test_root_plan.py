@@ -95,7 +95,7 @@ def test_files_come_from_the_context_the_network_or_the_image_of_uv(tmp_path: Pa
         ("/etc/motd", False),
     ]
     runs = [step.command for step in plan.steps if isinstance(step, RootRun)]
-    assert 'cp -L "$PROGRAMS/uv" "$PROGRAMS/uvx" /bin/' in runs[0]
+    assert 'cp -L "$PROGRAMS"/uv "$PROGRAMS"/uvx /bin/' in runs[0]
     assert "curl -fsSL -o /opt/x/x.tar.gz https://example.org/x.tar.gz" in runs[1]
     assert plan.folders == ["/opt/x", "/data", "/app"]
 

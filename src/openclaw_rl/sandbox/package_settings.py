@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -32,24 +33,26 @@ def read_package_sources(environment: Mapping[str, str]) -> dict[str, list[str]]
     """
     settings = dict[str, list[str]]()
     for name in _PIP_FILES:
-        parser = configparser.ConfigParser(interpolation=None)
-        try:
-            parser.read(Path(name).expanduser(), encoding="utf-8")
-        except (OSError, configparser.Error, UnicodeDecodeError):
-            # pip itself would stop here; a build has its own defaults.
-            continue
-        for section in _SECTIONS:
-            for setting in _SOURCES:
-                if parser.has_option(section, setting):
-                    settings[setting] = parser.get(section, setting).split()
-    for setting in _SOURCES:
-        variable = f"PIP_{setting.upper().replace('-', '_')}"
-        if variable in environment:
-            settings[setting] = environment[variable].split()
-    kept = {
-        name: [one for one in values if _can_be_given(one)] for name, values in settings.items()
-    }
-    return {name: values for name, values in kept.items() if values}
+        settings |= _read_file(Path(name).expanduser())
+    settings |= _read_variables(environment)
+    usable = {name: list(filter(_can_be_given, values)) for name, values in settings.items()}
+    return {name: values for name, values in usable.items() if values}
+
+
+def _read_file(path: Path) -> dict[str, list[str]]:
+    parser = configparser.ConfigParser(interpolation=None)
+    # pip itself would stop at a file that it cannot read; a build has its own defaults.
+    with contextlib.suppress(OSError, configparser.Error, UnicodeDecodeError):
+        parser.read(path, encoding="utf-8")
+    places = [(section, name) for section in _SECTIONS for name in _SOURCES]
+    present = [place for place in places if parser.has_option(*place)]
+    return {name: parser.get(section, name).split() for section, name in present}
+
+
+def _read_variables(environment: Mapping[str, str]) -> dict[str, list[str]]:
+    variables = {name: f"PIP_{name.upper().replace('-', '_')}" for name in _SOURCES}
+    names = [name for name in _SOURCES if variables[name] in environment]
+    return {name: environment[variables[name]].split() for name in names}
 
 
 def package_variables(sources: Mapping[str, list[str]]) -> dict[str, str]:

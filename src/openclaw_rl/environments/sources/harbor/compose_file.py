@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,20 +62,13 @@ def read_build_files(environment: Path) -> BuildFiles:
 
 
 def _read_service(environment: Path, name: str, service: Mapping[str, Any]) -> BuildFiles:
-    unknown = sorted(set(map(str, service)) - _NO_EFFECT - _WITH_EFFECT)
-    if unknown:
-        raise ComposeError(f"{name} needs what a box does not have: {', '.join(unknown)}")
-    for volume in service.get("volumes") or []:
-        # Harbor's own folders for logs.
-        if not str(volume).startswith("${HOST_"):
-            raise ComposeError(f"{name} needs the volume {str(volume)[:100]}")
+    _check_keys(service, _NO_EFFECT | _WITH_EFFECT, name)
+    _check_volumes(service.get("volumes") or [], name)
     build = service.get("build")
     if build is None and not (environment / "Dockerfile").is_file():
         raise ComposeError(f"{name} needs the image {str(service.get('image'))[:100]}")
     settings = build if isinstance(build, dict) else {"context": build or "."}
-    unknown = sorted(set(map(str, settings)) - _BUILD_KEYS)
-    if unknown:
-        raise ComposeError(f"{name}: build needs what a box does not have: {', '.join(unknown)}")
+    _check_keys(settings, _BUILD_KEYS, f"{name}: build")
     place = str(settings.get("context") or ".")
     context = environment if place in _OWN_CONTEXTS else environment / place
     if not context.resolve().is_relative_to(environment.resolve()) or not context.is_dir():
@@ -87,6 +80,19 @@ def _read_service(environment: Path, name: str, service: Mapping[str, Any]) -> B
         variables=_read_pairs(service.get("environment"), name),
         cwd=service.get("working_dir"),
     )
+
+
+def _check_keys(table: Mapping[str, Any], known: frozenset[str], where: str) -> None:
+    unknown = sorted(set(map(str, table)) - known)
+    if unknown:
+        raise ComposeError(f"{where} needs what a box does not have: {', '.join(unknown)}")
+
+
+def _check_volumes(volumes: Sequence[Any], where: str) -> None:
+    for volume in volumes:
+        # Harbor's own folders for logs.
+        if not str(volume).startswith("${HOST_"):
+            raise ComposeError(f"{where} needs the volume {str(volume)[:100]}")
 
 
 def _read_pairs(value: Any, name: str) -> dict[str, str]:

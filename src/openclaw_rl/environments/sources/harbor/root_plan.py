@@ -170,45 +170,80 @@ def _document_text(document: re.Match[str], body: str) -> str:
 
 def _add_copy(plan: RootPlan, context: Path, rest: str, where: str, line: int) -> None:
     first, _, body = rest.partition("\n")
-    first = expand_text(first, plan.known)
-    words = read_words(first) or split_words(first, where)
-    flags = [word for word in words if word.startswith("--")]
-    *sources, target = [word for word in words if not word.startswith("--")] or [""]
-    if not sources:
-        raise DockerfileError(f"{where}: expected what is copied, and where to")
-    path = join_path(plan.cwd, target)
+    copy = _read_copy_words(expand_text(first, plan.known), where)
+    path = join_path(plan.cwd, copy.target)
     plan.add_path(path)
-    is_folder = target.endswith(("/", "/.")) or target == "." or len(sources) > 1
-    mode = next(
-        (flag.removeprefix("--chmod=") for flag in flags if flag.startswith("--chmod=")), None
-    )
-    if any(_UV_IMAGE.fullmatch(flag) for flag in flags):
-        names = " ".join(shlex.quote(f"$PROGRAMS/{PurePosixPath(one).name}") for one in sources)
-        end = "/" if is_folder else ""
-        plan_command = (
-            f"mkdir -p {shlex.quote(path if is_folder else str(PurePosixPath(path).parent))}"
-        )
-        names = names.replace("'", '"')
-        _add_run(plan, f"{plan_command} && cp -L {names} {shlex.quote(path + end)}", line)
+    if copy.is_of_uv:
+        _add_uv(plan, copy, path, line)
         return
-    if any(flag.startswith("--from") for flag in flags):
+    document = _HEREDOC.fullmatch(copy.sources[0])
+    if document is not None:
+        text = _document_text(document, body)
+        step = RootCopy(source=None, target=path, into=False, line=line, mode=copy.mode, text=text)
+        plan.steps.append(step)
+        return
+    for source in copy.sources:
+        if source.startswith(("http://", "https://")):
+            _add_download(plan, source, path, copy.is_folder, line)
+        else:
+            _add_files(plan, find_sources(context, source, where), path, copy, line)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CopyWords:
+    """The words of COPY or ADD. `is_folder`: the target is a folder by its form."""
+
+    sources: Sequence[str]
+    target: str
+    is_folder: bool
+    is_of_uv: bool
+    mode: str | None
+
+
+def _read_copy_words(text: str, where: str) -> _CopyWords:
+    words = read_words(text) or split_words(text, where)
+    flags = [word for word in words if word.startswith("--")]
+    paths = [word for word in words if not word.startswith("--")]
+    if len(paths) < 2:
+        raise DockerfileError(f"{where}: expected what is copied, and where to")
+    *sources, target = paths
+    is_of_uv = any(map(_UV_IMAGE.fullmatch, flags))
+    if not is_of_uv and any(flag.startswith("--from") for flag in flags):
         raise DockerfileError(
             f"{where}: it copies from another image, which needs a container builder"
         )
-    document = _HEREDOC.fullmatch(sources[0])
-    if document is not None:
-        text = _document_text(document, body)
-        plan.steps.append(
-            RootCopy(source=None, target=path, into=False, line=line, mode=mode, text=text)
-        )
-        return
-    for source in sources:
-        if source.startswith(("http://", "https://")):
-            name = PurePosixPath(source.partition("?")[0]).name
-            at = f"{path}/{name}" if is_folder else path
-            made = f"mkdir -p {shlex.quote(str(PurePosixPath(at).parent))}"
-            _add_run(plan, f"{made} && curl -fsSL -o {shlex.quote(at)} {shlex.quote(source)}", line)
-            continue
-        for found in find_sources(context, source, where):
-            into = is_folder and not found.is_dir()
-            plan.steps.append(RootCopy(source=found, target=path, into=into, line=line, mode=mode))
+    modes = [flag.removeprefix("--chmod=") for flag in flags if flag.startswith("--chmod=")]
+    return _CopyWords(
+        sources=sources,
+        target=target,
+        is_folder=len(sources) > 1 or target.endswith(("/", "/.")) or target == ".",
+        is_of_uv=is_of_uv,
+        mode=modes[0] if modes else None,
+    )
+
+
+def _add_uv(plan: RootPlan, copy: _CopyWords, path: str, line: int) -> None:
+    """Copy the programs of uv, which its image has at the top."""
+    folder = path if copy.is_folder else str(PurePosixPath(path).parent)
+    names = [shlex.quote(PurePosixPath(one).name) for one in copy.sources]
+    sources = " ".join(f'"$PROGRAMS"/{name}' for name in names)
+    end = "/" if copy.is_folder else ""
+    command = f"mkdir -p {shlex.quote(folder)} && cp -L {sources} {shlex.quote(path + end)}"
+    _add_run(plan, command, line)
+
+
+def _add_download(plan: RootPlan, address: str, path: str, is_folder: bool, line: int) -> None:
+    name = PurePosixPath(address.partition("?")[0]).name
+    target = f"{path}/{name}" if is_folder else path
+    folder = shlex.quote(str(PurePosixPath(target).parent))
+    download = f"curl -fsSL -o {shlex.quote(target)} {shlex.quote(address)}"
+    _add_run(plan, f"mkdir -p {folder} && {download}", line)
+
+
+def _add_files(
+    plan: RootPlan, files: Sequence[Path], path: str, copy: _CopyWords, line: int
+) -> None:
+    for file in files:
+        into = copy.is_folder and not file.is_dir()
+        step = RootCopy(source=file, target=path, into=into, line=line, mode=copy.mode)
+        plan.steps.append(step)
