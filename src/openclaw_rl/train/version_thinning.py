@@ -169,20 +169,22 @@ class VersionThinner:
         with self._store.read() as conn:
             concerned = policies.get_many(conn, {*looked_at, *self._removal_times})
         for policy in concerned:
-            if policy.path is None:
-                continue
-            if not policies.is_removed(policy):
+            if policies.is_removed(policy):
+                self._remove_version(policy)
+            else:
                 removed = {name for name, digest in policy.files.items() if digest is None}
                 _remove_names(policy, removed)
-                continue
-            delay = REMOVAL_DELAY * max(1.0, folder_bytes(policy.path) / _BYTES_IN_DELAY)
-            due = self._removal_times.setdefault(policy.version, time.monotonic() + delay)
-            if time.monotonic() >= due:
-                shutil.rmtree(str(policy.path), ignore_errors=True)
-                del self._removal_times[policy.version]
-                log.debug(
-                    "version %d is no longer kept: %s was removed", policy.version, policy.path
-                )
+
+    def _remove_version(self, policy: Policy) -> None:
+        """Remove the folder of a version whose files are recorded as removed, if it is due."""
+        if policy.path is None:
+            return
+        delay = REMOVAL_DELAY * max(1.0, folder_bytes(policy.path) / _BYTES_IN_DELAY)
+        due = self._removal_times.setdefault(policy.version, time.monotonic() + delay)
+        if time.monotonic() >= due:
+            shutil.rmtree(policy.path, ignore_errors=True)
+            del self._removal_times[policy.version]
+            log.debug("version %d is no longer kept: %s was removed", policy.version, policy.path)
 
     def _surplus_files(
         self,
@@ -215,20 +217,20 @@ class VersionThinner:
             ]
             retained |= kept_versions(of_policy, lineage, self._settings, now, practised)
             with_state |= kept_states(of_policy, lineage, self._settings)
-        # Versions of which all files are kept; of those that are only retained, the weights are.
+        # Versions of which all files are kept.
         retained.add(basis.served)
         whole = basis.pinned | (with_state & retained)
-        surplus = []
-        for version in _of(by_policy, judged):
-            policy = known.get(version)
-            if policy is None or (policy.name == DEFAULT_NAME and version <= undecided):
-                continue
-            names = set() if policy.version in whole else _file_names(policy)
-            if policy.version in retained:
-                names &= set(TRAINER_FILES)
-            if names:
-                surplus.append((policy, names))
-        return surplus
+        decided = [
+            known[version]
+            for version in _of(by_policy, judged)
+            if version in known and not _is_common(known[version], undecided)
+        ]
+        surplus = [
+            (policy, _surplus_names(policy, retained))
+            for policy in decided
+            if policy.version not in whole
+        ]
+        return [(policy, names) for policy, names in surplus if names]
 
 
 def _newest_common(conn: Connection, basis: _ThinningBasis) -> int:
@@ -236,6 +238,16 @@ def _newest_common(conn: Connection, basis: _ThinningBasis) -> int:
     if SHARED_NAME not in basis.heads:
         return 0
     return max(basis.heads[SHARED_NAME], policies.newest_fork(conn))
+
+
+def _is_common(policy: Policy, newest_common: int) -> bool:
+    return policy.name == DEFAULT_NAME and policy.version <= newest_common
+
+
+def _surplus_names(policy: Policy, retained: Collection[int]) -> set[str]:
+    """Return the names of the files that are not kept; of a version that is only retained, the weights are."""
+    names = _file_names(policy)
+    return names & set(TRAINER_FILES) if policy.version in retained else names
 
 
 def _of(by_policy: Mapping[str, Sequence[int]], names: Iterable[str]) -> list[int]:
@@ -381,5 +393,7 @@ def _is_recorded(policy: Policy, names: Collection[str]) -> bool:
 
 
 def _remove_names(policy: Policy, names: Collection[str]) -> None:
+    if policy.path is None:
+        return
     for name in names:
-        (Path(str(policy.path)) / name).unlink(missing_ok=True)
+        (Path(policy.path) / name).unlink(missing_ok=True)

@@ -121,24 +121,19 @@ def _abandoned(conn: Connection, left: Sequence[int]) -> list[int]:
     A version stays on a lineage if it is a head, or if a live child of it does. Live children that are not in `left`
     are on one, because nothing else makes them live.
     """
-    p = t.policies.c
-    children: dict[int, list[int]] = {}
-    for start in range(0, len(left), _AT_ONCE):
-        some = left[start : start + _AT_ONCE]
-        live = select(p.version, p.parent).where(
-            p.parent.in_(some), p.state == PolicyState.LIVE.value
-        )
-        for version, parent in conn.execute(live):
-            children.setdefault(parent, []).append(version)
-    retained = set(read_heads(conn).values())
-    among_left = set(left)
-    abandoned = []
-    for version in left:
-        of_version = children.get(version, ())
-        if version in retained or any(
-            child in retained or child not in among_left for child in of_version
-        ):
-            retained.add(version)
-        else:
-            abandoned.append(version)
+    abandoned = set(left) - set(read_heads(conn).values())
+    for child, parent in _live_children(conn, left):
+        if child not in abandoned:
+            abandoned.discard(parent)
     return sorted(abandoned)
+
+
+def _live_children(conn: Connection, versions: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (child, parent) of the live children of these versions, the newest child first."""
+    p = t.policies.c
+    pairs: list[tuple[int, int]] = []
+    for start in range(0, len(versions), _AT_ONCE):
+        some = p.parent.in_(versions[start : start + _AT_ONCE])
+        query = select(p.version, p.parent).where(some, p.state == PolicyState.LIVE.value)
+        pairs += [(child, parent) for child, parent in conn.execute(query)]
+    return sorted(pairs, reverse=True)

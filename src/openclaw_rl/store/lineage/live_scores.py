@@ -6,7 +6,7 @@ policy that collapses would look like one that nobody talks to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -158,21 +158,25 @@ def _has_score(conn: Connection) -> ColumnElement[bool]:
 
 def _judged_turns(conn: Connection, answered: Select[Any]) -> list[_Placed]:
     """Return the turns with their current scores, as of their verdicts. `answered`: turns that have any score."""
-    v = t.verdicts.c
     trust = read_trust(conn)
-    newest = answered.subquery()
-    query = select(newest, v.score, v.judge, v.at)
-    rows = conn.execute(query.join(newest, newest.c.id == v.turn).order_by(*VERDICT_PRECEDENCE))
-    current: dict[str, Any] = {}
-    for row in rows:
-        current.setdefault(row.id, row)
     scored = []
-    for row in current.values():
+    for row in _current_verdicts(conn, answered):
         person = (row.scope, row.user)
         if row.score and trust.is_trusted(row.judge, person) and not is_signal(row.judge):
             score = _scored_turn(row, satisfied=row.score > 0)
             scored.append((row.at, row.seq, score))
     return scored
+
+
+def _current_verdicts(conn: Connection, answered: Select[Any]) -> Iterable[Row[Any]]:
+    v = t.verdicts.c
+    newest = answered.subquery()
+    query = select(newest, v.score, v.judge, v.at)
+    rows = conn.execute(query.join(newest, newest.c.id == v.turn).order_by(*VERDICT_PRECEDENCE))
+    current: dict[str, Row[Any]] = {}
+    for row in rows:
+        current.setdefault(row.id, row)
+    return current.values()
 
 
 def _degenerate_turns(conn: Connection, answered: Select[Any]) -> list[_Placed]:

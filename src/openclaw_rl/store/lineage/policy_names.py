@@ -166,19 +166,20 @@ def names_of_requests(conn: Connection, requests: Sequence[Request]) -> list[str
 
 def _keys_of_requests(conn: Connection, requests: Sequence[Request]) -> list[str]:
     """Return the id of the API key to which each request belongs, as `_key_of_exchange` does."""
-    episodes = {request.episode for request in requests if request.episode is not None}
-    scopes: dict[str, str] = {}
-    if episodes:
-        query = select(t.episodes.c.id, t.episodes.c.scope).where(t.episodes.c.id.in_(episodes))
-        scopes = {row.id: row.scope for row in conn.execute(query)}
-    main_key: str = conn.execute(_main_key).scalar() or IMPORT_SCOPE
-    keys = []
-    for request in requests:
-        if request.scope == IMPORT_SCOPE:
-            keys.append(main_key)
-        else:
-            keys.append(scopes.get(request.episode or "", request.scope))
-    return keys
+    key_of_scope = {IMPORT_SCOPE: conn.execute(_main_key).scalar() or IMPORT_SCOPE}
+    scopes = _scopes_of_episodes(conn, {request.episode for request in requests})
+    return [
+        scopes.get(request.episode, key_of_scope.get(request.scope, request.scope))
+        for request in requests
+    ]
+
+
+def _scopes_of_episodes(conn: Connection, episodes: set[str | None]) -> dict[str | None, str]:
+    known = episodes - {None}
+    if not known:
+        return {}
+    query = select(t.episodes.c.id, t.episodes.c.scope).where(t.episodes.c.id.in_(known))
+    return {row.id: row.scope for row in conn.execute(query)}
 
 
 def _assign_owners(conn: Connection, per: PolicyOwner, *conditions: ColumnElement[bool]) -> None:
@@ -228,12 +229,7 @@ def waiting_names(
     """
     if per == "all":
         return [DEFAULT_NAME]
-    oldest: dict[str, int] = {}
-    counts: Counter[str] = Counter()
-    for condition, signal in itertools.product((t.turns.c.uses == 0, HAS_LOST_USE), SIGNALS):
-        for owner, seq, count in conn.execute(_oldest_by_owner(condition, signal)):
-            oldest[owner] = min(seq, oldest.get(owner, seq))
-            counts[owner] += count
+    oldest, counts = _waiting_turns(conn)
     overdue = _newest_before(conn, overdue_before)
     due = {name for name in oldest if counts[name] >= full or oldest[name] <= overdue}
     fresh = sorted(oldest, key=lambda name: (name not in due, oldest[name]))
@@ -251,6 +247,17 @@ IS_CLAIMABLE = and_(
 )
 HAS_LOST_USE = t.turns.c.lost > literal_column("0", Integer)
 """Conditions of the partial indexes of `schema.turns`, which SQLite uses only for the same words."""
+
+
+def _waiting_turns(conn: Connection) -> tuple[dict[str, int], Counter[str]]:
+    """Return the number of the oldest turn that waits, and how many do, by policy."""
+    oldest: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+    for condition, signal in itertools.product((t.turns.c.uses == 0, HAS_LOST_USE), SIGNALS):
+        for owner, seq, count in conn.execute(_oldest_by_owner(condition, signal)):
+            oldest[owner] = min(seq, oldest.get(owner, seq))
+            counts[owner] += count
+    return oldest, counts
 
 
 def _newest_before(conn: Connection, at: float) -> int:
