@@ -215,7 +215,7 @@ _WATCHED_KEY = "satisfaction_watch"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchMark:
-    """What the satisfaction watch of a home has looked at.
+    """How far the satisfaction watch of a home has looked.
 
     `changes`: of `policy_names.count_changes`; `settings`: what it decides by.
     """
@@ -226,7 +226,7 @@ class WatchMark:
 
 
 def read_watch_mark(conn: Connection) -> WatchMark | None:
-    """Return what the watch has looked at; None if it never did."""
+    """Return how far the watch has looked; None if it never did."""
     raw = conn.scalar(select(t.meta.c.value).where(t.meta.c.key == _WATCHED_KEY))
     if raw is None:
         return None
@@ -235,7 +235,7 @@ def read_watch_mark(conn: Connection) -> WatchMark | None:
 
 
 def record_watch_mark(conn: Connection, mark: WatchMark) -> None:
-    """Store what the watch has looked at, so that after a start it looks at nothing again."""
+    """Store how far the watch has looked, so that after a start it looks at nothing again."""
     row = {"key": _WATCHED_KEY, "value": to_json(asdict(mark))}
     conn.execute(upsert(t.meta).values(row).on_conflict_do_update(index_elements=["key"], set_=row))
 
