@@ -128,6 +128,12 @@ def _describe_authorization(value: str) -> str:
     return f"{describe_key(value)}, without the word Bearer before it"
 
 
+def _describe_variable(variable: re.Match[str]) -> str:
+    is_known = not KNOWN_VARIABLES.isdisjoint(variable.groups())
+    name = f"{variable[0]}, a variable" if is_known else "a variable in a shell's notation"
+    return f"{name} that the client did not replace by its value"
+
+
 def describe_key(key: str) -> str:
     """Return the form of a key: how long it is, how it begins if that is no secret, and what is odd about it."""
     if not key:
@@ -136,9 +142,7 @@ def describe_key(key: str) -> str:
         return "a key in quotation marks, which are no part of it"
     variable = _VARIABLE.fullmatch(key)
     if variable is not None:
-        is_known = not KNOWN_VARIABLES.isdisjoint(variable.groups())
-        name = f"{key}, a variable" if is_known else "a variable in a shell's notation"
-        return f"{name} that the client did not replace by its value"
+        return _describe_variable(variable)
     if _COMMAND.fullmatch(key):
         return "a command in a shell's notation, which the client did not run"
     if key[0] in "<{[" and key[-1] in ">}]":

@@ -52,20 +52,24 @@ def read_path(raw: str) -> RequestPath:
     unchanged = RequestPath(path=raw)
     if raw in _CANONICAL_PATHS:
         return unchanged
-    segments = [segment for segment in raw.split("/") if segment]
+    given = [segment for segment in raw.split("/") if segment]
+    deployment, segments = _split_prefixes(given)
+    if segments and segments[0] in _ROUTES:
+        return RequestPath(path="/".join([API_ROOT, *segments]), deployment=deployment)
+    if len(given) == 1 and given[0] in _UNVERSIONED_ROUTES:
+        return RequestPath(path=f"/{given[0]}")
+    return unchanged
+
+
+def _split_prefixes(segments: list[str]) -> tuple[str, list[str]]:
+    """Return the deployment that is named before the route, and the route."""
     deployment = ""
-    is_versioned = False
     while segments and (segments[0] in _PREFIXES or _names_deployment(segments, deployment)):
-        is_versioned = True
         if segments[0] == _DEPLOYMENTS:
             deployment, segments = _take_deployment(segments)
         else:
             segments = segments[1:]
-    if segments and segments[0] in _ROUTES:
-        return RequestPath(path="/".join([API_ROOT, *segments]), deployment=deployment)
-    if len(segments) == 1 and segments[0] in _UNVERSIONED_ROUTES and not is_versioned:
-        return RequestPath(path=f"/{segments[0]}")
-    return unchanged
+    return deployment, segments
 
 
 def _names_deployment(segments: list[str], deployment: str) -> bool:
