@@ -20,6 +20,15 @@ _SYSTEM = Path("/usr")
 # Characters that separate the options of an overlay mount.
 _SEPARATORS = frozenset(":,\\\n")
 _MOUNT_FLAGS = "nosuid,nodev"
+# Device nodes of a box: name -> major and minor number.
+_DEVICES = {
+    "null": (1, 3),
+    "zero": (1, 5),
+    "full": (1, 7),
+    "random": (1, 8),
+    "urandom": (1, 9),
+    "tty": (5, 0),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +118,7 @@ class LayeredRoot:
                 [
                     _mount_overlay(at, lower_root, self.target.root, work_root),
                     _mount_overlay(at / "usr", lower_usr, self.target.usr, work_usr),
+                    _replace_devices(memory),
                 ]
             )
         size = f"mode=0711,size={disk},{_MOUNT_FLAGS}"
@@ -122,6 +132,20 @@ class LayeredRoot:
                 _mount_overlay(at / "usr", lower_usr),
             ]
         )
+
+
+def _replace_devices(folder: Path) -> str:
+    """Return shell commands that put new device nodes over this machine's, in this mount namespace.
+
+    A build is root, who could change the mode and the owner of a node that it sees.
+    """
+    quoted = shlex.quote(str(folder))
+    commands = [f"mount -t tmpfs -o mode=0755,size=64k,nosuid,noexec tmpfs {quoted}"]
+    for name, (major, minor) in _DEVICES.items():
+        node = f"{quoted}/{name}"
+        commands.append(f"mknod -m 0666 {node} c {major} {minor}")
+        commands.append(f"mount --bind {node} /dev/{name}")
+    return "\n".join(commands)
 
 
 def _mount_overlay(
@@ -143,8 +167,12 @@ def wrap_in_mounts(commands: str, program: Path, user: int | None) -> list[str]:
     `user`: who runs it; None: who runs this process. The arguments of the program follow. Raises `SandboxError`.
     """
     find_layer_problem(raise_it=True)
-    change = "" if user is None else f"setpriv --reuid {user} --regid {user} --clear-groups -- "
-    script = f'set -e\n{commands}\nexec {change}{shlex.quote(str(program))} "$@"\n'
+    # Process 1 of the box shows how it was called to all in the box: by its name, without a path of this machine.
+    start = f'PATH={shlex.quote(str(program.parent))}; exec {shlex.quote(program.name)} "$@"'
+    if user is not None:
+        change = f"setpriv --reuid {user} --regid {user} --clear-groups"
+        start = f'exec {change} -- /bin/sh -c {shlex.quote(start)} bwrap "$@"'
+    script = f"set -e\n{commands}\n{start}\n"
     unshare = shutil.which("unshare") or "unshare"
     return [unshare, "--mount", "--propagation", "private", "--", "/bin/sh", "-c", script, "bwrap"]
 
