@@ -18,7 +18,7 @@ from openclaw_rl.sandbox.box_commands import BOX_PATH
 from openclaw_rl.sandbox.bubblewrap import BubblewrapBox
 from openclaw_rl.sandbox.egress_proxy import open_egress_proxy
 from openclaw_rl.sandbox.gateway_relay import forward_gateway_port
-from openclaw_rl.sandbox.package_settings import local_folders, package_variables
+from openclaw_rl.sandbox.package_settings import local_folders, package_variables, source_hosts
 from openclaw_rl.sandbox.root_layers import LayeredRoot, RootLayer, find_layer_problem
 
 PROGRAMS_FOLDER = "/usr/local/lib/openclaw-rl/programs"
@@ -66,7 +66,7 @@ async def open_build_box(
     Raises `SandboxError` if this machine cannot build.
     """
     find_layer_problem(raise_it=True)
-    async with open_egress_proxy() as address:
+    async with open_egress_proxy(source_hosts(sources)) as address:
         root = BoxRoot(
             layers=LayeredRoot(layers=below, target=layer),
             writable=(),
