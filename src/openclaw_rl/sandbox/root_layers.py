@@ -38,16 +38,21 @@ class RootLayer:
     folder: Path
 
     def find_folder(self, path: str) -> Path | None:
-        """Return the folder that this layer has at a path outside of /usr; None also if a link leads there.
+        """Return the folder that this layer has at a path; None also if a link leads there.
 
         What a build wrote is not trusted: a link would lead to this machine's own files.
         """
-        at = self.root
-        for name in Path(path).parts[1:]:
+        at, names = self.split_path(path)
+        for name in names:
             at /= name
             if at.is_symlink() or not at.is_dir():
                 return None
         return at
+
+    def split_path(self, path: str) -> tuple[Path, tuple[str, ...]]:
+        """Return the folder of this layer that has a path, and the names of the path below it."""
+        names = Path(path).parts[1:]
+        return (self.usr, names[1:]) if names[:1] == ("usr",) else (self.root, names)
 
     @property
     def root(self) -> Path:
@@ -67,20 +72,19 @@ class RootLayer:
 class LayeredRoot:
     """A root of several layers, the topmost first. `target`: the layer that a build writes; None: nothing is written.
 
-    Without a target, files outside of /usr can be changed in memory, in the folders that are writable in the box.
+    Without a target, files can be changed in memory, in the folders that are writable in the box.
     """
 
     layers: tuple[RootLayer, ...]
     target: RootLayer | None = None
 
     def find_path(self, path: str) -> Path | None:
-        """Return the file, folder or link of the topmost layer that has a path outside of /usr, or None.
+        """Return the file, folder or link of the topmost layer that has a path, or None.
 
         None also if the path was removed, or leads through a link.
         """
-        names = Path(path).parts[1:]
         for layer in self.layers:
-            at = layer.root
+            at, names = layer.split_path(path)
             for depth, name in enumerate(names, 1):
                 at /= name
                 if not os.path.lexists(at):
@@ -126,10 +130,10 @@ class LayeredRoot:
         return "\n".join(
             [
                 f"mount -t tmpfs -o {size} tmpfs {quoted}",
-                f"mkdir -m 0755 {quoted}/upper",
-                f"mkdir -m 0700 {quoted}/work",
+                f"mkdir -m 0755 {quoted}/upper {quoted}/upper-usr",
+                f"mkdir -m 0700 {quoted}/work {quoted}/work-usr",
                 _mount_overlay(at, lower_root, memory / "upper", memory / "work"),
-                _mount_overlay(at / "usr", lower_usr),
+                _mount_overlay(at / "usr", lower_usr, memory / "upper-usr", memory / "work-usr"),
             ]
         )
 
@@ -148,16 +152,14 @@ def _replace_devices(folder: Path) -> str:
     return "\n".join(commands)
 
 
-def _mount_overlay(
-    at: Path, lower: list[Path], upper: Path | None = None, work: Path | None = None
-) -> str:
+def _mount_overlay(at: Path, lower: list[Path], upper: Path, work: Path) -> str:
     for path in (*lower, upper, work):
-        if path is not None and _SEPARATORS & set(str(path)):
+        if _SEPARATORS & set(str(path)):
             raise SandboxError(
                 f"{path}: expected a path without ':', ',' and '\\' for the roots of boxes (sandbox.roots)"
             )
     options = f"{_MOUNT_FLAGS},lowerdir={':'.join(map(str, lower))}"
-    options += ",ro" if upper is None else f",upperdir={upper},workdir={work}"
+    options += f",upperdir={upper},workdir={work}"
     return f"mount -t overlay -o {shlex.quote(options)} overlay {shlex.quote(str(at))}"
 
 

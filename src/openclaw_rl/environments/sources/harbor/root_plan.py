@@ -90,12 +90,39 @@ class RootPlan:
     def add_path(self, path: str) -> None:
         """Note the folder at the top that a path is in, unless it is one of the system or may hold large programs."""
         parts = PurePosixPath(path).parts
-        if len(parts) < 2 or parts[1] in _SYSTEM_FOLDERS:
+        if _is_below_sources(path):
+            folder = str(PurePosixPath(*parts[:4]))
+            if folder not in self.folders:
+                self.folders.append(folder)
+            return
+        if len(parts) < 2 or parts[1] in _SYSTEM_FOLDERS or _is_hidden_at_home(path):
             return
         depth = 3 if parts[1] in ("home", "opt", "srv", "var", "mnt") else 2
         folder = str(PurePosixPath(*parts[:depth]))
         if folder not in self.folders:
             self.folders.append(folder)
+
+
+def _is_below_sources(path: str) -> bool:
+    """Return whether a path is in a folder of /usr/src, where images have the folder of an application."""
+    parts = PurePosixPath(path).parts
+    return len(parts) > 3 and parts[:3] == ("/", "usr", "src")
+
+
+def _is_hidden_at_home(path: str) -> bool:
+    """Return whether a path is hidden in the home of the verifier, where it has its own settings and caches."""
+    parts = PurePosixPath(path).parts
+    return len(parts) > 2 and parts[1] == "root" and parts[2].startswith(".")
+
+
+def _check_working_folder(path: str) -> None:
+    top = PurePosixPath(path).parts[1]
+    is_of_system = top in _SYSTEM_FOLDERS - {"tmp"} and not _is_below_sources(path)
+    if is_of_system or _is_hidden_at_home(path):
+        raise DockerfileError(
+            f"the working folder {path} is one of the system or hidden in /root, whose changes no box carries to "
+            "the verifier"
+        )
 
 
 def read_root_plan(files: BuildFiles) -> RootPlan:
@@ -137,6 +164,7 @@ def read_root_plan(files: BuildFiles) -> RootPlan:
         plan.cwd = "/app"
         plan.add_path(plan.cwd)
         _add_run(plan, "true", 0)
+    _check_working_folder(plan.cwd)
     return plan
 
 

@@ -28,8 +28,14 @@ from openclaw_rl.environments.sources.harbor.dockerfile import (
     RunStep,
     read_build_plan,
 )
+from openclaw_rl.environments.sources.harbor.root_plan import read_root_plan
 from openclaw_rl.environments.sources.harbor.task_folder import HarborFolder
-from openclaw_rl.environments.sources.harbor.task_root import TaskRoot, TaskRoots
+from openclaw_rl.environments.sources.harbor.task_root import (
+    VERIFIER_HOME,
+    VERIFIER_HOME_VARIABLES,
+    TaskRoot,
+    TaskRoots,
+)
 from openclaw_rl.environments.sources.harbor.task_settings import fill_variables, list_refusals
 from openclaw_rl.environments.types import PlayOutcome, void_outcome
 from openclaw_rl.errors import ConfigError
@@ -110,16 +116,27 @@ class TaskBox:
             self._has_programs = self.root is None and uses_package_managers(self.folder)
             self.plan = self._make_plan()
             self.plan.cwd = settings.environment.workdir or self.plan.cwd
-            self.plan.add_folder(self.plan.cwd)
+            if self.root is None or not self._is_carried(self.plan.cwd):
+                self.plan.add_folder(self.plan.cwd)
             self.plan.variables |= fill_variables(settings.environment.env, self.granted)
             for step in self.folder.list_steps():
                 fill_variables(step.verifier.env | step.solution_variables, self.granted)
         except DockerfileError as error:
-            raise UnfitTask(f"{error}. {BUILD_CURE}") from None
+            raise UnfitTask(f"{error}{self._build_advice()}") from None
         except (ConfigError, ValueError) as error:
             raise UnfitTask(str(error)) from None
         self.box = self._new_box(self.access)
         self.fixed_variables = {}
+
+    def _build_advice(self) -> str:
+        """Return how a task whose Dockerfile no box can follow gets a root, or why it cannot; "" if it has one."""
+        if self.root is not None:
+            return ""
+        try:
+            read_root_plan(self.folder.build_files)
+        except DockerfileError as error:
+            return f". No root can be built for it: {error}"
+        return f". {BUILD_CURE}"
 
     def _make_plan(self) -> BuildPlan:
         """Return what a box of the task needs: of its root, or of its Dockerfile. Raises `DockerfileError`."""
@@ -217,6 +234,7 @@ class TaskBox:
             carried=self._carried_folders(),
             hidden=_OWN_FOLDERS,
             cleared=self.root is not None,
+            home=self._verifier_home,
             keeps_used=continues,
             tests=tests,
             results=_RESULTS,
@@ -252,6 +270,7 @@ class TaskBox:
                 carried=self._carried_folders(),
                 hidden=_OWN_FOLDERS,
                 cleared=self.root is not None,
+                home=self._verifier_home,
                 tests=self._planted_originals() | await self._programs(scratch),
             )
             await move_to_fresh_box(used, self.box, plan)
@@ -270,6 +289,10 @@ class TaskBox:
     def _carried_folders(self) -> tuple[str, ...]:
         return tuple(folder for folder in self.plan.folders if folder not in _OWN_FOLDERS)
 
+    @property
+    def _verifier_home(self) -> str | None:
+        return VERIFIER_HOME if self.root is not None else None
+
     def _verifier_variables(self) -> dict[str, str]:
         variables = dict(self.plan.variables)
         # Programs of the box come before those that the policy may have left.
@@ -283,7 +306,7 @@ class TaskBox:
         changed = [one for one in folders if self._is_carried(one)]
         trusted = [one for one in folders if one not in changed]
         variables["PATH"] = ":".join([*trusted, *BOX_PATH.split(":"), *changed])
-        return variables
+        return variables | VERIFIER_HOME_VARIABLES
 
     def _is_carried(self, path: str) -> bool:
         parents = (path, *(str(one) for one in PurePosixPath(path).parents))
@@ -334,6 +357,8 @@ class TaskBox:
                     if top is None:
                         continue
                     for path in _planted_files(top):
+                        if folder == VERIFIER_HOME and path.relative_to(top).parts[0][0] == ".":
+                            continue
                         originals[f"{folder}/{path.relative_to(top).as_posix()}"] = path
         for step in self.plan.steps:
             if isinstance(step, CopyStep) and step.source.is_dir():
