@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 
+from openclaw_rl.errors import SandboxError
+from openclaw_rl.sandbox import bubblewrap
 from openclaw_rl.sandbox.box import MEBIBYTE, BoxLimits, BoxRoot, CommandResult
 from openclaw_rl.sandbox.bubblewrap import BubblewrapBox
+from openclaw_rl.sandbox.build_watch import DiskBounds
+from openclaw_rl.sandbox.control_groups import GroupParents
 from openclaw_rl.sandbox.fresh_verification import Verification, move_to_fresh_box
 from openclaw_rl.sandbox.host_base import copy_settings, hide_unreadable, write_host_base
 from openclaw_rl.sandbox.root_builds import finish_layer, open_build_box
@@ -48,7 +52,8 @@ def build_root(
 
         async def write(layer: RootLayer) -> Mapping[str, Any]:
             sources = options.get("sources", {})
-            async with open_build_box((base,), layer, LIMITS, sources) as box:
+            bounds = options.get("bounds")
+            async with open_build_box((base,), layer, LIMITS, sources, bounds) as box:
                 results.append(await box.run(command, cwd="/", variables={}, time_limit=60))
             finish_layer(layer, given)
             return {}
@@ -168,6 +173,23 @@ def test_nothing_hidden_in_the_home_is_carried(public_folder: Path) -> None:
         "./a b:work", "./code/file:work", "./other:work",
     } == {line for line in lines if ":" in line}  # fmt: skip
     assert {"gone", ".new", ".openclaw-rl-carried"}.isdisjoint(lines)
+
+
+def test_a_build_that_fills_the_disk_is_ended(public_folder: Path) -> None:
+    bounds = DiskBounds(layer=8 * MEBIBYTE, free=0)
+    command = "head -c 20000000 /dev/zero >/var/large; sync /var/large; sleep 1000"
+    with pytest.raises(SandboxError, match=r"wrote more than .* GiB, the most for one layer"):
+        run_in_build(public_folder, command, bounds=bounds)
+    with pytest.raises(SandboxError, match=r"set sandbox\.roots to a folder of another disk"):
+        run_in_build(public_folder, "true", bounds=DiskBounds(free=2**60))
+
+
+def test_a_build_without_a_limit_of_processes_is_refused(
+    public_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bubblewrap, "usable_parents", lambda: GroupParents(2, {}))
+    with pytest.raises(SandboxError, match="no control group can be made here"):
+        run_in_build(public_folder, "true")
 
 
 def test_settings_with_passwords_are_not_copied(tmp_path: Path) -> None:

@@ -75,6 +75,14 @@ def test_a_build_that_failed_or_was_killed_leaves_nothing_that_counts(tmp_path: 
     assert not (layer.root / "half").exists()
 
 
+def test_a_folder_that_is_no_layer_is_replaced(tmp_path: Path) -> None:
+    half = tmp_path / DIGEST[:32] / "root"
+    half.mkdir(parents=True)
+    (half / "half").write_text("x")
+    layer = asyncio.run(RootStore(tmp_path).build_layer(DIGEST, write_file))
+    assert [path.name for path in layer.root.iterdir()] == ["file"]
+
+
 def test_no_file_of_a_layer_lets_a_user_run_it_as_its_owner(tmp_path: Path) -> None:
     async def write(layer: RootLayer) -> Mapping[str, Any]:
         program = layer.usr / "program"

@@ -123,7 +123,7 @@ class TaskBox:
                 fill_variables(step.verifier.env | step.solution_variables, self.granted)
         except DockerfileError as error:
             raise UnfitTask(f"{error}{self._build_advice()}") from None
-        except (ConfigError, ValueError) as error:
+        except (ConfigError, OSError, ValueError) as error:
             raise UnfitTask(str(error)) from None
         self.box = self._new_box(self.access)
         self.fixed_variables = {}

@@ -300,7 +300,9 @@ class _TaskBuild:
 def installs_for_tests(folder: HarborFolder) -> bool:
     """Return whether the verifier installs something: then it runs once with the network."""
     folders = [tests for step in folder.list_steps() for tests in step.test_folders]
-    scripts = sorted({script for tests in folders for script in tests.glob("*.sh")})
+    scripts = sorted(
+        {script for tests in folders for script in tests.glob("*.sh") if script.is_file()}
+    )
     return any(_INSTALLS.search(_without_comments(path)) for path in scripts)
 
 
