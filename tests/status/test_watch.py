@@ -128,7 +128,7 @@ def test_the_training_queue_has_the_turns_that_the_method_can_train_on(
                 waiting,
                 "to train on",
             )
-            assert (SubprocessSystem(config)._count_untrained(conn, 0) > 0) is full
+            assert (SubprocessSystem(config)._count_untrained(conn) > 0) is full
     store.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from sqlalchemy import Connection
 from tests.store.world import close, policy, reply, request, serve, verdict
 
 from openclaw_rl.reasons import Reason, ReasonCode
-from openclaw_rl.store import exchanges, leases, turns
+from openclaw_rl.store import bootstrap, exchanges, leases, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import (
     candidates,
@@ -25,6 +26,7 @@ from openclaw_rl.store.lineage import (
     training_queue,
 )
 from openclaw_rl.store.lineage.policy_names import IMPORT_SCOPE, OwnerFilter, PolicyOwner
+from openclaw_rl.store.migrations import MIGRATIONS
 from openclaw_rl.types import Lease, Policy, Request, Use
 
 Act = tuple[str, int]
@@ -33,7 +35,7 @@ PEOPLE = (("key", "a", "ann"), ("key", "b", ""), ("other", "a", "ann"), (IMPORT_
 PER: Sequence[PolicyOwner] = ("all", "agent", "user", "key")
 ACTS = (
     *("judge", "judge", "publish", "publish", "reject", "candidate", "roll back", "promote"),
-    *("per", "main key"),
+    *("roll back", "per", "main key", "roll back shared"),
 )
 
 
@@ -74,10 +76,24 @@ class World:
             if line:
                 to = line[choice % len(line)]
                 head_moves.roll_back(self.conn, to=to, reason="x", at=NOW, name=name)
+        elif what == "roll back shared":
+            self.roll_back_shared(choice)
         elif what == "promote":
             self.promote(choice)
         else:
             self.step(what, head, choice)
+
+    def roll_back_shared(self, choice: int) -> None:
+        """As an undo or damage below the shared parent does."""
+        heads = policy_names.read_heads(self.conn)
+        if policy_names.SHARED_NAME not in heads:
+            return
+        line = policies.lineage(self.conn, heads[policy_names.SHARED_NAME])[1:]
+        if line:
+            to = line[choice % len(line)]
+            head_moves.roll_back(
+                self.conn, to=to, reason="x", at=NOW, name=policy_names.SHARED_NAME
+            )
 
     def promote(self, choice: int) -> None:
         heads = policy_names.read_heads(self.conn)
@@ -139,6 +155,11 @@ class World:
             beside = [one for one in used if one.turn == made.id and one.policy not in line]
             expected[made.id] = owner, len(beside)
         assert {id_: stored[id_] for id_ in expected} == expected
+        on_lines = {
+            version for head in heads.values() for version in policies.lineage(self.conn, head)
+        }
+        live = self.conn.exec_driver_sql("SELECT version FROM policies WHERE state = 'live'")
+        assert set(live.scalars()) == on_lines
 
 
 _runs = itertools.count()
@@ -191,15 +212,22 @@ def test_an_older_store_gets_the_owners_and_the_lost_uses(tmp_path: Path, per: P
 
 def _remove_columns(path: Path) -> None:
     """Bring a store back to the schema before."""
-    conn = sqlite3.connect(path)
-    for index in ("turns_claimable", "turns_lost", "turns_owner", "policies_name"):
-        conn.execute(f"DROP INDEX {index}")
-    for column in ("owner", "lost"):
-        conn.execute(f"ALTER TABLE turns DROP COLUMN {column}")
-    conn.execute("CREATE INDEX turns_claimable ON turns (uses, signal, seq)")
-    conn.execute("UPDATE meta SET value = x'3333' WHERE key = 'schema'")
-    conn.commit()
-    conn.close()
+    older = path.with_name("older.db")
+    number = next(n for n, step in enumerate(MIGRATIONS) if "34_owners" in str(step))
+    bootstrap.prepare_store(older, create=True, migrations=MIGRATIONS[:number])
+    query = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
+    with closing(sqlite3.connect(older)) as conn:
+        wanted = dict(conn.execute(query))
+    with closing(sqlite3.connect(path)) as conn:
+        for name in dict(conn.execute(query)):
+            conn.execute(f"DROP INDEX {name}")
+        for column in ("owner", "lost"):
+            conn.execute(f"ALTER TABLE turns DROP COLUMN {column}")
+        for statement in wanted.values():
+            conn.execute(statement)
+        schema = str(number).encode()
+        conn.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (schema,))
+        conn.commit()
 
 
 def test_turns_of_episodes_train_the_policy_of_their_key(folder: Store) -> None:
@@ -226,4 +254,18 @@ def test_a_change_of_a_version_is_counted_and_an_exchange_is_not(folder: Store) 
             world.act(what, choice)
             seen.append(policy_names.count_changes(conn))
         assert seen == sorted(set(seen))
+        undo.rollback()
+
+
+def test_imported_turns_keep_their_uses_when_the_home_gets_its_first_key(folder: Store) -> None:
+    """A trainer may have trained on them before any gateway has started."""
+    with folder.write() as conn, conn.begin_nested() as undo:
+        world = start(conn)
+        world.act("per", PER.index("user"))
+        world.judge(PEOPLE.index((IMPORT_SCOPE, "", "bob")))
+        name = world.owner_of(world.requests[0])
+        world.step("publish", policies.head(conn, name), 0)
+        world.act("main key", 0)
+        world.check()
+        assert world.claimed(world.owner_of(world.requests[0])) == []
         undo.rollback()

@@ -20,6 +20,10 @@ _PATH_ERRNOS = (
 """Errors of paths that the user gave. Any other `OSError` is a bug."""
 
 
+def _options_of(context: click.Context | None) -> set[str | None]:
+    return set() if context is None else {option.name for option in context.command.params}
+
+
 def show_unknown_option(error: click.NoSuchOption) -> None:
     """Print the error with similar options, or with what to give instead if the option means a setting.
 
@@ -31,7 +35,7 @@ def show_unknown_option(error: click.NoSuchOption) -> None:
     meant = settings_meant(error.option_name, known_keys())
     similar = [name for name in error.possibilities or () if not (meant and name == "--help")]
     show_usage_error(click.NoSuchOption(error.option_name, possibilities=similar, ctx=error.ctx))
-    options = set() if error.ctx is None else {option.name for option in error.ctx.command.params}
+    options = _options_of(error.ctx)
     if similar or not meant or "sets" not in options:
         return
     if "model_path" in options:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -110,6 +110,15 @@ def run_undo(
             _retrain(config, store, now=now, yes=yes)
 
 
+def _named_heads(heads: Mapping[str, int]) -> str:
+    from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
+
+    unnamed = f"{DEFAULT_NAME}: "
+    return ", ".join(
+        f"{name}: version {head}".removeprefix(unnamed) for name, head in heads.items()
+    )
+
+
 def _retrain(config: Config, store: Store, *, now: bool, yes: bool) -> None:
     """Wait until the running trainer has trained on the batches that are left; with `now`, else train here.
 
@@ -145,12 +154,8 @@ def _retrain(config: Config, store: Store, *, now: bool, yes: bool) -> None:
             for name in sorted({p.name for p in live} or {DEFAULT_NAME})
         }
     seconds = format_seconds(time.monotonic() - started)
-    named = ", ".join(
-        f"{'' if name == DEFAULT_NAME else f'{name}: '}version {head}"
-        for name, head in heads.items()
-    )
     echo(
-        f"{config.model.name} is {named}: {done} of {total} batches were trained on again in {seconds}"
+        f"{config.model.name} is {_named_heads(heads)}: {done} of {total} batches were trained on again in {seconds}"
     )
     if done < total:
         where = "the lines above say why" if now else f"{config.logs_dir / 'train.log'} says why"

@@ -23,7 +23,7 @@ from openclaw_rl.render.value_types import ToolSchemas, convert_value
 
 _NAME = r"""[^\s<>"'{}()\[\]=,]+"""
 _KEY = r"""[^\s<>"'{}()\[\]=,:]+"""
-_BETWEEN_CALLS = ", \t\r\n"
+_BETWEEN_CALLS = re.compile(r"[, \t\r\n]*")
 _CDATA = ("<![CDATA[", "]]>")
 # Characters; longer text behind a value is no half of an end.
 _LONGEST_END = 256
@@ -62,6 +62,9 @@ class DerivedCallReader(JsonCallReader):
         self._half_end = _prefix_pattern("".join(format_.after.split()))
         self._after_tag = (format_.after.split() or [""])[0]
         self._tried_ends = 0
+        # Ends of calls in the text up to this place.
+        self._ends = 0
+        self._counted = 0
         # Of the text that begins with the opener: the calls that were read, and where the next one begins.
         self._read_calls: list[ToolCall] = []
         self._place = 0
@@ -76,11 +79,15 @@ class DerivedCallReader(JsonCallReader):
             return None
         except _Malformed:
             match = CallMatch(len(self.openers[0]))
-        self._forget()
+        self.begin()
         return match
 
-    def _forget(self) -> None:
+    def begin(self) -> None:
+        """See `CallReader.begin`."""
+        super().begin()
         self._tried_ends = 0
+        self._ends = 0
+        self._counted = 0
         self._read_calls = []
         self._place = 0
 
@@ -94,11 +101,17 @@ class DerivedCallReader(JsonCallReader):
             is_declared = all(call.name in self._names for call in match.calls)
             return match if is_declared else None
         finally:
-            self._forget()
+            self.begin()
 
     def _has_new_end(self, text: str) -> bool:
         """Whether the text has the end of a call more than when it was last read; so long texts are read few times."""
-        ends = text.count(self._after_tag)
+        at = text.find(self._after_tag, self._counted)
+        while at >= 0 and self._after_tag:
+            self._ends += 1
+            self._counted = at + len(self._after_tag)
+            at = text.find(self._after_tag, self._counted)
+        self._counted = max(self._counted, len(text) - len(self._after_tag) + 1)
+        ends = self._ends if self._after_tag else len(text) + 1
         if ends <= self._tried_ends and not (ends and self._closer and self._closer in text):
             return False
         self._tried_ends = ends
@@ -111,6 +124,7 @@ class DerivedCallReader(JsonCallReader):
             self._place = self._skip(text, 0, _pattern(opener), opener, is_last)
         while True:
             at = _skip_space(text, self._place)
+            self._place = at
             end = self._end_of_calls(text, at, has_calls=bool(calls), is_last=is_last)
             if end is not None:
                 return CallMatch(end, tuple(calls))
@@ -231,7 +245,8 @@ class DerivedCallReader(JsonCallReader):
 
     def _read_python(self, text: str, at: int, *, is_last: bool) -> tuple[list[ToolCall], int]:
         """Return the calls of a list like `[f(a=1), g()]`, and its end."""
-        end = text.find(self._closer, at) if self._closer else -1
+        self._searched = max(self._searched, at)
+        end = self._find_closer(text, self._closer) if self._closer else -1
         if end < 0 and not is_last:
             raise _Incomplete
         if end < 0:
@@ -389,6 +404,5 @@ def _pattern(literal: str) -> re.Pattern[str]:
 
 
 def _skip_space(text: str, at: int) -> int:
-    while at < len(text) and text[at] in _BETWEEN_CALLS:
-        at += 1
-    return at
+    match = _BETWEEN_CALLS.match(text, at)
+    return at if match is None else match.end()

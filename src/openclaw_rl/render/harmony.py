@@ -39,6 +39,8 @@ class HarmonyParser(ReplyParser):
         super().__init__()
         self._names = names
         self._buffer = ""
+        # Place before which a call's arguments have no mark.
+        self._searched = 0
         # Header of the current message; None between messages.
         self._header: str | None = None
         self._channel = ""
@@ -51,7 +53,12 @@ class HarmonyParser(ReplyParser):
         return self._header is not None and self._channel == "analysis" and not self._function
 
     def push(self, text: str) -> Delta:
-        self._buffer += text
+        # A string with one reference grows in place.
+        buffer = self._buffer
+        self._buffer = ""
+        buffer += text
+        self._buffer = buffer
+        del buffer
         while self._read_header() if self._header is None else self._read_body():
             pass
         return self._take_delta()
@@ -109,13 +116,17 @@ class HarmonyParser(ReplyParser):
     def _read_body(self) -> bool:
         """Emit text at once; hold a call's arguments until the message ends. False: more text is needed."""
         marks = _MESSAGE_ENDS if self._function else HARMONY_TOKENS
-        at, mark = find_first(self._buffer, marks)
+        at, mark = find_first(self._buffer, marks, self._searched)
         if at < 0:
+            if self._function:
+                longest = max(map(len, marks))
+                self._searched = max(0, len(self._buffer) - longest + 1)
             if not self._function:
                 cut = len(self._buffer) - partial_match_length(self._buffer, HARMONY_TOKENS)
                 self._emit_text(self._buffer[:cut])
                 self._buffer = self._buffer[cut:]
             return False
+        self._searched = 0
         rest = self._buffer[at:] if mark == START else self._buffer[at + len(mark) :]
         if mark in _MESSAGE_ENDS:
             self._end_message(self._buffer[:at])

@@ -48,11 +48,11 @@ class Delta(NamedTuple):
         )
 
 
-def find_first(text: str, marks: Iterable[str]) -> tuple[int, str]:
-    """Return the place of the first mark in a text, and the longest mark there; (-1, "") if it has none."""
+def find_first(text: str, marks: Iterable[str], start: int = 0) -> tuple[int, str]:
+    """Return the place of the first mark from `start`, and the longest mark there; (-1, "") without one."""
     first = (-1, "")
     for mark in marks:
-        at = text.find(mark)
+        at = text.find(mark, start)
         is_earlier = first[0] < 0 or at < first[0]
         is_longer = at == first[0] and len(mark) > len(first[1])
         if at >= 0 and (is_earlier or is_longer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum, auto
 
 from openclaw_rl.render.reply_parser import (
@@ -45,6 +46,9 @@ class TagParser(ReplyParser):
         self._hidden = hidden
         self._openers = reader.openers if reader else ()
         self._tags = tuple(dict.fromkeys([*self._openers, *hidden]))
+        # A longer tag comes before its beginning.
+        longest_first = sorted(self._tags, key=len, reverse=True)
+        self._tag_pattern = re.compile("|".join(map(re.escape, longest_first)))
         self._tag_first_chars = frozenset(m[0] for m in self._tags)
         self._state = _ParserState.BEGIN
         self._initial_state = _ParserState.REASONING if thinking else _ParserState.CONTENT
@@ -57,6 +61,8 @@ class TagParser(ReplyParser):
         self._no_content_yet = True
         # Optional closing tag of the call that was just read.
         self._optional_closer = ""
+        # Characters at the start of the buffer that are white space, or separators between calls.
+        self._held_chars = 0
 
     @property
     def in_reasoning(self) -> bool:
@@ -66,7 +72,12 @@ class TagParser(ReplyParser):
         if self._is_plain_content(text):
             self._content.append(text)
             return Delta(text)
-        self._buffer += text
+        # A string with one reference grows in place.
+        buffer = self._buffer
+        self._buffer = ""
+        buffer += text
+        self._buffer = buffer
+        del buffer
         while self._step():
             pass
         return self._take_delta()
@@ -161,12 +172,10 @@ class TagParser(ReplyParser):
 
     def _strip_separators(self, text: str) -> str:
         """Return `text` without leading white space and separators between calls."""
-        loose = (
-            self._reader.separators if self._reader and (self._pending.calls or self.calls) else ""
-        )
-        while (shorter := text.lstrip().lstrip(loose or None)) != text:
-            text = shorter
-        return text
+        is_after_call = bool(self._pending.calls or self.calls)
+        loose = self._reader.separators if self._reader and is_after_call else ""
+        held = re.match(rf"[\s{re.escape(loose)}]*", text)
+        return text if held is None else text[held.end() :]
 
     def _skip_closer(self) -> bool:
         start = self._buffer.lstrip()
@@ -179,12 +188,14 @@ class TagParser(ReplyParser):
 
     def _read_first_content(self) -> bool:
         assert self._reader is not None
-        start = self._strip_separators(self._buffer)
+        start = self._strip_separators(self._buffer[self._held_chars :])
         if not start:
+            self._held_chars = len(self._buffer)
             return False
+        self._held_chars = 0
         if not start.startswith(self._reader.at_start):
             return self._read_content()
-        self._state = _ParserState.CALL
+        self._begin_call()
         self._space_before_call = self._buffer[: -len(start)]
         self._buffer = start
         return True
@@ -195,21 +206,34 @@ class TagParser(ReplyParser):
             self._emit_text(self._buffer)
             self._buffer = ""
             return False
-        at, mark = find_first(self._buffer, self._tags)
-        end = at if at >= 0 else len(self._buffer) - partial_match_length(self._buffer, self._tags)
-        length = len(self._buffer[:end].rstrip()) if self._reader else end
+        held = self._held_chars
+        self._held_chars = 0
+        tag = self._tag_pattern.search(self._buffer, held)
+        end = len(self._buffer) - partial_match_length(self._buffer, self._tags)
+        if tag is not None:
+            end = tag.start()
+        length = end
+        if self._reader is not None:
+            text = self._buffer[held:end].rstrip()
+            length = held + len(text) if text else 0
         self._emit_text(self._buffer[:length])
-        if at < 0:
+        if tag is None:
             self._buffer = self._buffer[length:]
+            self._held_chars = end - length
             return False
-        if mark in self._openers:
-            self._state = _ParserState.CALL
-            self._space_before_call = self._buffer[length:at]
-            self._buffer = self._buffer[at:]
+        if tag[0] in self._openers:
+            self._begin_call()
+            self._space_before_call = self._buffer[length:end]
+            self._buffer = self._buffer[end:]
         else:
-            self._emit_text(self._buffer[length:at])
-            self._buffer = self._buffer[at + len(mark) :]
+            self._emit_text(self._buffer[length:end])
+            self._buffer = self._buffer[tag.end() :]
         return True
+
+    def _begin_call(self) -> None:
+        assert self._reader is not None
+        self._state = _ParserState.CALL
+        self._reader.begin()
 
     def _read_call(self) -> bool:
         assert self._reader is not None
@@ -241,6 +265,7 @@ class TagParser(ReplyParser):
         calls: list[ToolCall] = []
         while at >= 0 and text[at:].startswith(self._openers):
             rest = text[at:]
+            self._reader.begin()
             block = self._reader.read(rest)
             if block is None:
                 block = self._reader.read_rest(rest, is_cut=is_cut)
@@ -256,9 +281,9 @@ class TagParser(ReplyParser):
     def _reject_call(self, end: int) -> None:
         """Treat the first `end` characters, at least an opener, as content up to the next tag."""
         opener = next((m for m in self._openers if self._buffer.startswith(m)), "")
-        next_tag, _ = find_first(self._buffer[len(opener) : end], self._tags)
-        if next_tag >= 0:
-            end = len(opener) + next_tag
+        next_tag = self._tag_pattern.search(self._buffer, len(opener), max(end, len(opener)))
+        if next_tag is not None and self._tags:
+            end = next_tag.start()
         end = max(end, len(opener))
         start = len(opener) if opener in self._hidden else 0
         text = self._space_before_call + self._buffer[start:end]

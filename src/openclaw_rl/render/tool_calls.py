@@ -54,6 +54,21 @@ class CallReader(ABC):
     def __init__(self, names: Collection[str] = ()) -> None:
         """`names`: of the declared functions."""
         self._names = names
+        # Place before which the text of this call has no closing tag.
+        self._searched = 0
+
+    def begin(self) -> None:
+        """Forget the text of the last call: the next text that is read is not a longer one."""
+        self._searched = 0
+
+    def _find_closer(self, text: str, closer: str) -> int:
+        """Return the place of the next closing tag in a growing text, which is searched only once; -1 without one."""
+        at = text.find(closer, self._searched)
+        if at < 0:
+            self._searched = max(self._searched, len(text) - len(closer) + 1)
+        else:
+            self._searched = at
+        return at
 
     @abstractmethod
     def read(self, text: str) -> CallMatch | None:
@@ -76,29 +91,58 @@ class HermesCallReader(CallReader):
         super().__init__(names)
         # Place of the next opener at which the call before it was found incomplete.
         self._tried_opener = -1
+        # Place before which there is no next opener.
+        self._opener_searched = len(CALL)
+        # Place up to which a string was read that had a closing tag in it; 0: in no string.
+        self._string_read = 0
+
+    def begin(self) -> None:
+        """See `CallReader.begin`."""
+        super().begin()
+        self._tried_opener = -1
+        self._opener_searched = len(CALL)
+        self._string_read = 0
 
     def read(self, text: str) -> CallMatch | None:
         """A closing tag inside a JSON string does not end the call."""
-        at = text.find(END_CALL)
+        at = self._find_closer(text, END_CALL)
+        while at >= 0 and self._ends_in_string(text, at):
+            self._searched = at + 1
+            at = self._find_closer(text, END_CALL)
         before_next = self._read_before_next_opener(text, at)
         if before_next is not None:
+            self.begin()
             return before_next
-        while at >= 0 and _ends_in_string(text[len(CALL) : at]):
-            at = text.find(END_CALL, at + 1)
         if at < 0:
             return None
-        self._tried_opener = -1
+        self.begin()
         calls = read_calls(text[len(CALL) : at], self._names, may_complete=True)
         return CallMatch(at + len(END_CALL), calls) if calls else CallMatch(len(CALL))
 
     def _read_before_next_opener(self, text: str, end: int) -> CallMatch | None:
         """Return the call before the next opener, if only its closing tag is missing."""
-        opener = text.find(CALL, len(CALL))
-        if opener < 0 or 0 <= end < opener or opener == self._tried_opener:
+        opener = text.find(CALL, self._opener_searched)
+        if opener < 0:
+            self._opener_searched = max(len(CALL), len(text) - len(CALL) + 1)
+            return None
+        self._opener_searched = opener
+        if 0 <= end < opener or opener == self._tried_opener:
             return None
         calls = read_calls(text[len(CALL) : opener], self._names)
         self._tried_opener = -1 if calls else opener
         return CallMatch(opener, calls) if calls else None
+
+    def _ends_in_string(self, text: str, end: int) -> bool:
+        """Whether the JSON before `end` ends inside a string. A string is read only once."""
+        if self._string_read:
+            closing, self._string_read = _find_quote(text, self._string_read, end)
+            if closing < 0:
+                return True
+        place = _open_string(text[len(CALL) : end])
+        self._string_read = 0
+        if place >= 0:
+            _, self._string_read = _find_quote(text, len(CALL) + place + 1, end)
+        return place >= 0
 
     def read_rest(self, text: str, *, is_cut: bool) -> CallMatch | None:
         """The closing tag may be cut, or missing."""
@@ -115,18 +159,32 @@ class HermesCallReader(CallReader):
         return CallMatch(len(CALL) + value.end, calls) if calls else None
 
 
-def _ends_in_string(body: str) -> bool:
+def _find_quote(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return the place of the quotation mark that ends a string, or -1; and the place to search on from."""
+    while match := _QUOTE_OR_ESCAPE.search(text, start, end):
+        if match[0] == '"':
+            return match.start(), match.end()
+        if match.end() == end:
+            return -1, match.start()
+        # Skip the escaped character.
+        start = match.end() + 1
+    return -1, max(start, end)
+
+
+_QUOTE_OR_ESCAPE = re.compile(r'["\\]')
+# Accepts line ends in strings.
+_decoder = json.JSONDecoder(strict=False)
+
+
+def _open_string(body: str) -> int:
+    """Return the place of the string inside which a JSON text ends; -1 if it ends in none."""
     try:
         _decoder.decode(body)
     except json.JSONDecodeError as error:
-        return error.msg.startswith("Unterminated string")
+        return error.pos if error.msg.startswith("Unterminated string") else -1
     except RecursionError:
-        return False
-    return False
-
-
-# Accepts line ends in strings.
-_decoder = json.JSONDecoder(strict=False)
+        return -1
+    return -1
 
 
 class JsonCallReader(CallReader):
@@ -139,6 +197,13 @@ class JsonCallReader(CallReader):
         super().__init__(names)
         # Depth 0: no JSON has begun.
         self._offset = self._depth = 0
+        self._in_string = False
+
+    def begin(self) -> None:
+        """See `CallReader.begin`."""
+        super().begin()
+        self._offset = 0
+        self._depth = 0
         self._in_string = False
 
     def _next_mark(self, text: str) -> re.Match[str] | None:
@@ -206,11 +271,30 @@ class MistralCallReader(JsonCallReader):
 
     openers = (TOOL_CALLS,)
     hidden_tokens = (TOOL_CALLS, ARGS, CALL_ID)
-    _HEAD = r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*[\w-]*\s*)?"
+    _HEAD = r"\s*+([^\s\[\]{}]++)\s*+(?:\[CALL_ID\]\s*+[\w-]*+\s*+)?"
     _HEAD_PATTERN = re.compile(_HEAD + r"(?:\[ARGS\]\s*)?(?:```[ \t]*\w*\s*)?")
     _QUOTED_PATTERN = re.compile(_HEAD + r'\[ARGS\]\s*(?=")')
 
+    def __init__(self, names: Collection[str] = ()) -> None:
+        super().__init__(names)
+        # Place where the JSON of the call ends, and up to which only white space follows; 0: not known.
+        self._json_end = 0
+        self._space_end = 0
+
+    def begin(self) -> None:
+        """See `CallReader.begin`."""
+        super().begin()
+        self._json_end = 0
+        self._space_end = 0
+
     def read(self, text: str) -> CallMatch | None:
+        """See `CallReader.read`."""
+        match = self._read_call(text)
+        if match is not None:
+            self.begin()
+        return match
+
+    def _read_call(self, text: str) -> CallMatch | None:
         body = text[len(TOOL_CALLS) :].lstrip()
         if not body:
             return None
@@ -222,21 +306,29 @@ class MistralCallReader(JsonCallReader):
             start = text.find("{", start)
             if start < 0:
                 return None if len(body) <= MAX_NAME_CHARS else CallMatch(len(TOOL_CALLS))
-        end = self._find_json_end(text, start)
+        json_end = self._json_end or self._find_json_end(text, start)
+        if json_end is None:
+            return None
+        self._json_end = json_end
+        head = text[len(TOOL_CALLS) : start]
+        end = self._skip_fence(text, json_end) if _FENCE in head else json_end
         if end is None:
             return None
-        head = text[len(TOOL_CALLS) : start]
-        if _FENCE in head:
-            fence_end = text.find(_FENCE, end)
-            if fence_end < 0 and _FENCE.startswith(text[end:].strip()):
-                return None
-            end = end if fence_end < 0 else fence_end + len(_FENCE)
-        calls = self._parse_calls(head, text[start:end].removesuffix(_FENCE))
+        calls = self._parse_calls(head, text[start:json_end])
         return CallMatch(end, calls) if calls else CallMatch(len(TOOL_CALLS))
+
+    def _skip_fence(self, text: str, json_end: int) -> int | None:
+        """Return the place behind the fence that may follow the JSON; None if more text is needed."""
+        rest = text[self._space_end or json_end :].lstrip()
+        self._space_end = len(text) - len(rest)
+        if rest.startswith(_FENCE):
+            return self._space_end + len(_FENCE)
+        return None if _FENCE.startswith(rest) else json_end
 
     def _read_quoted(self, name: str, text: str, start: int) -> CallMatch | None:
         """Return the call whose arguments are a JSON string at `start`."""
-        if _ends_in_string(text[start:]):
+        closing, self._offset = _find_quote(text, self._offset or start + 1, len(text))
+        if closing < 0:
             return None
         try:
             arguments, end = _decoder.raw_decode(text, start)
@@ -289,9 +381,10 @@ class DeepSeekCallReader(CallReader):
     _FENCED_PATTERN = re.compile(r"([^\n]+)\n```(?:json)?\n(.*?)(?:\n```)?\s*", re.DOTALL)
 
     def read(self, text: str) -> CallMatch | None:
-        at = text.find(DS_END_CALLS)
+        at = self._find_closer(text, DS_END_CALLS)
         if at < 0:
             return None
+        self.begin()
         calls = self._read_list(text[len(DS_CALLS) : at].strip(), is_closed=True)
         return CallMatch(at + len(DS_END_CALLS), calls) if calls else CallMatch(len(DS_CALLS))
 

@@ -36,6 +36,15 @@ class XmlCallReader(CallReader):
     def __init__(self, tools: ToolList) -> None:
         super().__init__(tool_names(tools))
         self._schemas = ToolSchemas(tools)
+        # Places of the last tags of values before the last closing tag of a call.
+        self._opened = -1
+        self._closed = -1
+
+    def begin(self) -> None:
+        """See `CallReader.begin`."""
+        super().begin()
+        self._opened = -1
+        self._closed = -1
 
     def read(self, text: str) -> CallMatch | None:
         """A closing tag inside a parameter does not end the call."""
@@ -44,16 +53,26 @@ class XmlCallReader(CallReader):
         if text.startswith(CALL):
             start = len(CALL)
             end = END_CALL
-        at = text.find(end)
-        while at >= 0 and _is_inside_parameter(text[start:at], end):
-            at = text.find(end, at + 1)
+        at = self._find_closer(text, end)
+        while at >= 0 and self._is_inside_parameter(text, start, at, end):
+            self._searched = at + 1
+            at = self._find_closer(text, end)
         if at < 0:
             return None
+        self.begin()
         body = text[start:at] if start else text[: at + len(end)]
         call = self._parse_call(body, is_closed=True)
         if call is not None:
             return CallMatch(at + len(end), (call,))
         return CallMatch(len(CALL) if start else len(_OPEN))
+
+    def _is_inside_parameter(self, text: str, start: int, at: int, end: str) -> bool:
+        """Whether the call ends inside a parameter; one that was only not closed before </function> does not count."""
+        searched = max(self._opened, self._closed, start)
+        self._opened = max(self._opened, text.rfind("<parameter", searched, at))
+        self._closed = max(self._closed, text.rfind(_CLOSE_VALUE, searched, at))
+        is_open = self._opened > self._closed
+        return is_open and end == END_CALL and not text[start:at].rstrip().endswith(_CLOSE)
 
     def read_rest(self, text: str, *, is_cut: bool) -> CallMatch | None:
         """The closing tags behind the last value may be cut, or missing; a limit may have cut further values."""
@@ -113,9 +132,3 @@ def _find_value_end(inner: str, start: int) -> tuple[int | None, int]:
     if closing is not None:
         return closing.start(), closing.end()
     return None, start
-
-
-def _is_inside_parameter(body: str, end: str) -> bool:
-    """Whether `body` ends inside a parameter; one that was only not closed before </function> does not count."""
-    opened = body.rfind("<parameter") > body.rfind(_CLOSE_VALUE)
-    return opened and end == END_CALL and not body.rstrip().endswith(_CLOSE)

@@ -54,8 +54,7 @@ def collect_learned(
 
     `since`: only versions made since then, in seconds since the epoch; `session`: only its turns, and the versions that
     were trained on them; `limit`: versions at most, which the counts do not depend on; `lessons_mode`: `serve.lessons`.
-    Raises `OpenClawError` for an
-    unknown version or session.
+    Raises `OpenClawError` for an unknown version or session.
 
     Of a longer lineage, the newest `COUNTED_VERSIONS` are read, with a session those that used its turns; then
     `counted_versions` is their number.
@@ -77,15 +76,10 @@ def collect_learned(
         is_whole = is_whole or made_at[lineage[-1]] < since
     if session is not None:
         rows = _rows_of_session(rows, session)
-    turn_ids: dict[int, list[str]] = {}
-    for row in rows:
-        turn_ids.setdefault(row.version, []).append(row.turn)
+    turn_ids = _turns_by_version(rows)
     shown = list(reversed(turn_ids))[:limit]
     versions = {policy.version: policy for policy in policies.get_many(conn, shown)}
-    shown_turns = {turn for one in shown for turn in turn_ids[one]}
-    first_uses: dict[str, int] = {}
-    for used_by, turn in uses_in_lineage(conn, newest, shown_turns):
-        first_uses[turn] = min(used_by, first_uses.get(turn, used_by))
+    first_uses = _first_uses(conn, newest, {turn for one in shown for turn in turn_ids[one]})
     once = {row.turn: row for row in rows}
     client_rows = [row for row in once.values() if row.source is None]
     sources = {row.turn: row.source for row in once.values() if row.source is not None}
@@ -123,6 +117,21 @@ def _rows_of_session(rows: Sequence[TrainedTurn], session: str) -> list[TrainedT
             f"no turn of session {session!r} was trained on (`openclaw-rl inspect sessions`)"
         )
     return matches
+
+
+def _turns_by_version(rows: Sequence[TrainedTurn]) -> dict[int, list[str]]:
+    turn_ids: dict[int, list[str]] = {}
+    for row in rows:
+        turn_ids.setdefault(row.version, []).append(row.turn)
+    return turn_ids
+
+
+def _first_uses(conn: Connection, newest: int, turns: set[str]) -> dict[str, int]:
+    """Return the oldest version of the lineage of `newest` that used each of the turns."""
+    first_uses: dict[str, int] = {}
+    for used_by, turn in uses_in_lineage(conn, newest, turns):
+        first_uses[turn] = min(used_by, first_uses.get(turn, used_by))
+    return first_uses
 
 
 def _lessons_in_force(conn: Connection, mode: str) -> list[dict[str, str]]:

@@ -63,6 +63,12 @@ def split_practice(
     return [turn for turn in version["turns"] if turn["practice_of"] is None], practised
 
 
+def _most_frequent(counts: Mapping[str, int], titles: Mapping[str, str]) -> list[str]:
+    shown = [f"{titles.get(name, name) or '(no name)'} {n}" for name, n in counts.items()]
+    more = len(shown) - MAX_ROWS
+    return shown if more <= 0 else [*shown[:MAX_ROWS], f"and {more} more"]
+
+
 def _summary_rows(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     practised = f", of which {data['practice']} are replies of practice" if data["practice"] else ""
     counted = ""
@@ -71,10 +77,7 @@ def _summary_rows(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [("turns", f"{data['turns']}{practised}{counted}")]
     titles = {name: f"“{text}”" for name, text in data["session_titles"].items()}
     for title in ("agents", "sessions"):
-        counts = [f"{titles.get(name, name) or '(no name)'} {n}" for name, n in data[title].items()]
-        shown = counts[:MAX_ROWS]
-        if len(counts) > MAX_ROWS:
-            shown.append(f"and {len(counts) - MAX_ROWS} more")
+        shown = _most_frequent(data[title], titles)
         if shown:
             rows.append((title, ", ".join(shown)))
     rows += [

@@ -148,6 +148,8 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
         "frozen_since": policy_marks.frozen_since(conn),
         "engine_gap": engine_gaps(known),
         "untrainable_agents": untrainable_agents(turns.trainable_by_agent(conn, COUNTED_TURNS)),
+        # Of which the two above are.
+        "counted": {"versions": COUNTED_VERSIONS, "turns": COUNTED_TURNS},
     }
 
 
@@ -324,7 +326,8 @@ def _render_turns(status: Mapping[str, Any]) -> Table:
         table.add_row("", text)
     for engine, gap in status["engine_gap"].items():
         difference = f"mean |log-prob difference| {gap['mean']:.2g} nats per token, over {gap['tokens']:.0f} tokens"
-        table.add_row("", _labelled(f"{engine} engine vs trainer", difference))
+        of_versions = f"of the newest {status['counted']['versions']} versions"
+        table.add_row("", _labelled(f"{engine} engine vs trainer", f"{difference} {of_versions}"))
     return table
 
 

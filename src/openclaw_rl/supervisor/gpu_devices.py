@@ -17,6 +17,14 @@ _COUNT_WITH_TORCH = "import torch; print(torch.cuda.device_count())"
 _HIDING_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
+def _too_few_error(per_node: int, count: int) -> ConfigError:
+    has = f"{count} GPUs" if count else "no GPU"
+    return ConfigError(
+        f"train.launch.gpus_per_node (GPUS_PER_NODE) is {per_node}, and this machine has {has}. Set it to the "
+        "number of its GPUs, or leave it out: then one process trains, on a GPU or on the CPU"
+    )
+
+
 def check_gpu_ids(config: Config, workers: Sequence[str]) -> None:
     """Raise `ConfigError` if a worker is given a GPU that this machine does not have."""
     # The GPUs are counted only if some are named.
@@ -26,11 +34,7 @@ def check_gpu_ids(config: Config, workers: Sequence[str]) -> None:
     if count is None:
         return
     if per_node is not None and per_node > count:
-        has = f"{count} GPUs" if count else "no GPU"
-        raise ConfigError(
-            f"train.launch.gpus_per_node (GPUS_PER_NODE) is {per_node}, and this machine has {has}. Set it to the "
-            "number of its GPUs, or leave it out: then one process trains, on a GPU or on the CPU"
-        )
+        raise _too_few_error(per_node, count)
     for names, ids in given_ids.items():
         _check_ids(names, ids, count)
 

@@ -202,8 +202,14 @@ class TrainLoop:
         practice = self._parts.practice
         lease = self._keeper.require_lease()
         with self._context.store.read() as conn:
-            full = self._context.settings.batch.min_step_turns
-            names = [*canaries, *waiting_names(conn, self._parts.per, full=full)]
+            batch = self._context.settings.batch
+            waiting = waiting_names(
+                conn,
+                self._parts.per,
+                full=batch.min_step_turns,
+                overdue_before=self._context.clock() - batch.max_wait,
+            )
+            names = [*canaries, *waiting]
             if practice is not None:
                 names += practice.policies(conn)
             if examined is not None:

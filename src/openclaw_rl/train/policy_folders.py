@@ -53,6 +53,10 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def _unnamed_folders(root: Path, named: Collection[str]) -> list[Path]:
+    return [path for path in root.iterdir() if path.name not in named and path.is_dir()]
+
+
 def remove_orphans(root: Path, folders: Collection[str], *, before: float) -> list[str]:
     """Remove the folders that no version has, and return their names. `folders`: those of versions, as paths.
 
@@ -61,8 +65,7 @@ def remove_orphans(root: Path, folders: Collection[str], *, before: float) -> li
     """
     if not root.is_dir():
         return []
-    named = {Path(folder).name for folder in folders}
-    unnamed = [path for path in root.iterdir() if path.name not in named and path.is_dir()]
+    unnamed = _unnamed_folders(root, {Path(folder).name for folder in folders})
     orphans = [path for path in unnamed if path.stat().st_mtime < before]
     for path in orphans:
         log.info(

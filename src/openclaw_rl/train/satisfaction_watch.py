@@ -15,7 +15,7 @@ a person wants something else, one rollback is made at most, and not one after t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,16 +33,18 @@ from openclaw_rl.store.lineage import policy_marks, version_files
 from openclaw_rl.store.lineage.live_scores import (
     ScoreCursor,
     ScoredTurn,
+    WatchMark,
     names_with_scores,
     newest_people,
     newest_score,
     newest_scores,
-    read_watched,
-    record_watched,
+    read_watch_mark,
+    record_watch_mark,
 )
 from openclaw_rl.store.lineage.policy_names import (
     OwnerFilter,
     PolicyOwner,
+    count_changes,
     is_owned,
     owner_filter,
     read_heads,
@@ -212,8 +214,8 @@ class SatisfactionWatch:
         self._per = per
         # Head of each policy at the last look.
         self._seen_heads: dict[str, int] = {}
-        # None: as far as the last watch of this home has read.
-        self._seen: ScoreCursor | None = None
+        # None before the first look.
+        self._mark: WatchMark | None = None
         # Last good version of the fall that was logged last, of each policy.
         self._reported: dict[str, int] = {}
 
@@ -231,26 +233,42 @@ class SatisfactionWatch:
         with self._store.read() as conn:
             if policy_marks.frozen_since(conn) is not None:
                 return False
-            seen = self._seen or read_watched(conn)
-            newest = newest_score(conn)
-            scored = names_with_scores(conn, self._per, after=seen)
             heads = read_heads(conn)
+            mark = self._mark or self._continue_watch(conn, heads)
+            newest = self._make_mark(conn)
+            scored = names_with_scores(conn, self._per, after=mark.cursor)
+        has_fallen = False
         for name, head in heads.items():
             if not head or not is_owned(self._per, name):
                 continue
-            # Without new scores, the head of a policy that was not looked at yet is that of the last watch.
-            if name not in scored and self._seen_heads.setdefault(name, head) == head:
+            if name not in scored and self._seen_heads.get(name) == head:
                 continue
             self._seen_heads[name] = head
             fall = self._find_fall(name, head)
             if fall is not None and self._roll_back(name, fall, lease, lease_clock):
                 return True
-        if newest != seen:
+            has_fallen |= fall is not None
+        # After a start, a fall that could not be taken back is looked at again.
+        if newest != mark and not has_fallen:
             with self._store.write(durable=False) as conn:
                 leases.check(conn, lease, lease_clock())
-                record_watched(conn, newest)
-        self._seen = newest
+                record_watch_mark(conn, newest)
+        self._mark = newest
         return False
+
+    def _make_mark(self, conn: Connection) -> WatchMark:
+        """Return what there is to look at now."""
+        settings = [self._gate.max_fall, self._gate.error, self._per]
+        return WatchMark(cursor=newest_score(conn), changes=count_changes(conn), settings=settings)
+
+    def _continue_watch(self, conn: Connection, heads: Mapping[str, int]) -> WatchMark:
+        """Return the mark of the last watch of this home; one before all scores if anything else changed since then."""
+        mark = read_watch_mark(conn)
+        now = self._make_mark(conn)
+        if mark is None or (mark.changes, mark.settings) != (now.changes, now.settings):
+            return WatchMark(cursor=ScoreCursor(), changes=0, settings=())
+        self._seen_heads = dict(heads)
+        return mark
 
     def _find_fall(self, name: str, head: int) -> SatisfactionFall | None:
         with self._store.read() as conn:

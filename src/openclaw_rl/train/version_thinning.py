@@ -27,7 +27,7 @@ from openclaw_rl.store import events
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons.practice_turns import practised_versions
 from openclaw_rl.store.lineage import policies, policy_marks
-from openclaw_rl.store.lineage.policy_names import SHARED_NAME, read_heads
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, SHARED_NAME, read_heads
 from openclaw_rl.train.policy_folders import folder_bytes, has_metadata, versions_on_disk
 from openclaw_rl.types import Policy, PolicyState
 
@@ -79,8 +79,9 @@ class VersionThinner:
         self._last_look: tuple[int, _ThinningBasis] | None = None
 
     def look_at_all(self) -> None:
-        """Look at all policies next: another process may have written versions."""
+        """Look at all policies next: another process may have written or renamed versions."""
         self._last_look = None
+        self._names = {}
 
     def thin_versions(self, now: float) -> None:
         """Record the files that are no longer kept as removed, and remove those that may be. `now`: since the epoch."""
@@ -99,10 +100,14 @@ class VersionThinner:
         while True:
             with self._store.read() as conn:
                 basis = _ThinningBasis.read(conn)
+                if self._must_look_at_all(basis, now):
+                    self.look_at_all()
                 by_policy = self._versions_by_policy(conn)
-                changed = self._changed_policies(basis, now, by_policy)
-                looked_at = [version for name in changed for version in by_policy.get(name, ())]
-                surplus = self._surplus_files(conn, basis, now, by_policy, changed)
+                judged = self._changed_policies(basis)
+                if judged is None:
+                    judged = sorted({*basis.heads, *by_policy})
+                looked_at = _of(by_policy, judged)
+                surplus = self._surplus_files(conn, basis, now, by_policy, judged)
             if not surplus:
                 break
             with self._store.write() as conn:
@@ -130,19 +135,23 @@ class VersionThinner:
             by_policy.setdefault(name, []).append(version)
         return by_policy
 
-    def _changed_policies(
-        self, basis: _ThinningBasis, now: float, known: Collection[str]
-    ) -> list[str]:
-        """Return the policies whose files may be kept otherwise than at the last look."""
-        everything = sorted({*basis.heads, *known})
+    def _must_look_at_all(self, basis: _ThinningBasis, now: float) -> bool:
+        """Return whether more may have changed than single policies: a new day, another parent of all, other names."""
         if self._last_look is None:
-            return everything
+            return True
         day, before = self._last_look
-        if day != int(now // _DAY_SECONDS):
-            return everything
-        changed = {name for name, head in basis.heads.items() if before.heads.get(name) != head} | (
-            before.heads.keys() - basis.heads.keys()
+        return (
+            day != int(now // _DAY_SECONDS)
+            or before.heads.get(SHARED_NAME) != basis.heads.get(SHARED_NAME)
+            or not before.heads.keys() <= basis.heads.keys()
         )
+
+    def _changed_policies(self, basis: _ThinningBasis) -> list[str] | None:
+        """Return the policies whose files may be kept otherwise than at the last look; None: any."""
+        if self._last_look is None:
+            return None
+        _, before = self._last_look
+        changed = {name for name, head in basis.heads.items() if before.heads.get(name) != head}
         freed = {before.served, basis.served} | (before.pinned ^ basis.pinned)
         changed |= {self._names[version] for version in freed if version in self._names}
         return sorted(changed)
@@ -160,20 +169,22 @@ class VersionThinner:
         with self._store.read() as conn:
             concerned = policies.get_many(conn, {*looked_at, *self._removal_times})
         for policy in concerned:
-            if policy.path is None:
-                continue
-            if not policies.is_removed(policy):
+            if policies.is_removed(policy):
+                self._remove_version(policy)
+            else:
                 removed = {name for name, digest in policy.files.items() if digest is None}
                 _remove_names(policy, removed)
-                continue
-            delay = REMOVAL_DELAY * max(1.0, folder_bytes(policy.path) / _BYTES_IN_DELAY)
-            due = self._removal_times.setdefault(policy.version, time.monotonic() + delay)
-            if time.monotonic() >= due:
-                shutil.rmtree(str(policy.path), ignore_errors=True)
-                del self._removal_times[policy.version]
-                log.debug(
-                    "version %d is no longer kept: %s was removed", policy.version, policy.path
-                )
+
+    def _remove_version(self, policy: Policy) -> None:
+        """Remove the folder of a version whose files are recorded as removed, if it is due."""
+        if policy.path is None:
+            return
+        delay = REMOVAL_DELAY * max(1.0, folder_bytes(policy.path) / _BYTES_IN_DELAY)
+        due = self._removal_times.setdefault(policy.version, time.monotonic() + delay)
+        if time.monotonic() >= due:
+            shutil.rmtree(policy.path, ignore_errors=True)
+            del self._removal_times[policy.version]
+            log.debug("version %d is no longer kept: %s was removed", policy.version, policy.path)
 
     def _surplus_files(
         self,
@@ -181,16 +192,15 @@ class VersionThinner:
         basis: _ThinningBasis,
         now: float,
         by_policy: Mapping[str, Sequence[int]],
-        changed: Sequence[str],
+        judged: Sequence[str],
     ) -> list[tuple[Policy, set[str]]]:
-        """Return the versions of the changed policies whose files are no longer kept, and the names of these files.
+        """Return the versions of these policies whose files are no longer kept, and the names of these files.
 
-        The versions below the shared parent are on the lineage of every policy of one's own: they are judged with all.
+        Versions from which others were made for policies of their own are judged when all policies are looked at.
         """
         lineages = Lineages(conn, basis.heads)
-        common = lineages.common
-        judged = sorted(basis.heads) if not common.isdisjoint(_of(by_policy, changed)) else changed
-        numbers = {*_of(by_policy, judged), *(common & self._names.keys())}
+        undecided = 0 if self._last_look is None else _newest_common(conn, basis)
+        numbers = {*_of(by_policy, judged), *(lineages.common & self._names.keys())}
         found = policies.get_many(conn, numbers)
         known = {policy.version: policy for policy in found if _can_be_thinned(policy)}
         practised = practised_versions(conn, known)
@@ -207,20 +217,37 @@ class VersionThinner:
             ]
             retained |= kept_versions(of_policy, lineage, self._settings, now, practised)
             with_state |= kept_states(of_policy, lineage, self._settings)
-        # Versions of which all files are kept; of those that are only retained, the weights are.
+        # Versions of which all files are kept.
         retained.add(basis.served)
         whole = basis.pinned | (with_state & retained)
-        surplus = []
-        for version in _of(by_policy, judged):
-            policy = known.get(version)
-            if policy is None:
-                continue
-            names = set() if policy.version in whole else _file_names(policy)
-            if policy.version in retained:
-                names &= set(TRAINER_FILES)
-            if names:
-                surplus.append((policy, names))
-        return surplus
+        decided = [
+            known[version]
+            for version in _of(by_policy, judged)
+            if version in known and not _is_common(known[version], undecided)
+        ]
+        surplus = [
+            (policy, _surplus_names(policy, retained))
+            for policy in decided
+            if policy.version not in whole
+        ]
+        return [(policy, names) for policy, names in surplus if names]
+
+
+def _newest_common(conn: Connection, basis: _ThinningBasis) -> int:
+    """Return the newest version of the default policy that other policies may begin at; 0 where there are no others."""
+    if SHARED_NAME not in basis.heads:
+        return 0
+    return max(basis.heads[SHARED_NAME], policies.newest_fork(conn))
+
+
+def _is_common(policy: Policy, newest_common: int) -> bool:
+    return policy.name == DEFAULT_NAME and policy.version <= newest_common
+
+
+def _surplus_names(policy: Policy, retained: Collection[int]) -> set[str]:
+    """Return the names of the files that are not kept; of a version that is only retained, the weights are."""
+    names = _file_names(policy)
+    return names & set(TRAINER_FILES) if policy.version in retained else names
 
 
 def _of(by_policy: Mapping[str, Sequence[int]], names: Iterable[str]) -> list[int]:
@@ -366,5 +393,7 @@ def _is_recorded(policy: Policy, names: Collection[str]) -> bool:
 
 
 def _remove_names(policy: Policy, names: Collection[str]) -> None:
+    if policy.path is None:
+        return
     for name in names:
-        (Path(str(policy.path)) / name).unlink(missing_ok=True)
+        (Path(policy.path) / name).unlink(missing_ok=True)

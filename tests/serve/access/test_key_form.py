@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import re
+from pathlib import Path
+
 import pytest
 from tests.serve.conftest import KEY, USER, Site
 
 from openclaw_rl.common.gateway_address import home_key
+from openclaw_rl.serve.access.key_form import KNOWN_VARIABLES
 from openclaw_rl.serve.episodes.ticket import Ticket, make_ticket
 
+ROOT = Path(__file__).parents[3]
 SECRET = "q8Zr2TnVb4Yc6Wd0"
 TICKET = make_ticket(b"another", Ticket(episode="e1", owner="abc", expires_at=2**31))
 FORMS: dict[str, tuple[dict[str, str], str]] = {
@@ -16,6 +22,18 @@ FORMS: dict[str, tuple[dict[str, str], str]] = {
     "Bearer alone": ({"Authorization": "Bearer "}, "the word Bearer without a key"),
     "Bearer twice": ({"Authorization": f"Bearer Bearer {SECRET}"}, "the word Bearer twice"),
     "Basic": ({"Authorization": f"Basic {SECRET}"}, "the scheme Basic, where Bearer is expected"),
+    "AWS": (
+        {"Authorization": f"aws4-hmac-sha256 Credential={SECRET}"},
+        "the scheme AWS4-HMAC-SHA256, where Bearer is expected",
+    ),
+    "no known scheme": (
+        {"Authorization": f"Hawk {SECRET}"},
+        "a key of 21 characters, with white space in it, without the word Bearer before it",
+    ),
+    "unknown variable": (
+        {"Authorization": f"Bearer ${SECRET.upper()}"},
+        "Authorization: a variable in a shell's notation that the client did not replace",
+    ),
     "no scheme": (
         {"Authorization": SECRET},
         "a key of 16 characters, without the word Bearer before it",
@@ -88,6 +106,53 @@ def test_no_part_of_a_secret_is_echoed(site: Site) -> None:
             text = site.http.get("/v1/models", headers).text
             for start in range(len(SECRET) - 3):
                 assert SECRET[start : start + 4] not in text
+
+
+WORD = "SWORDFISH"
+UNKNOWN_FORMS = (
+    f"{WORD} opens the gate",
+    f"{WORD.title()} opens the gate",
+    f"{WORD}-1 opens",
+    WORD,
+    f"${WORD}",
+    f"${{{WORD}}}",
+    f"{{env:{WORD}}}",
+    f"%{WORD}%",
+    f"$env:{WORD}",
+    f"$({WORD})",
+    f"`{WORD}`",
+    f"<{WORD}>",
+    f"{WORD}...",
+    f"~/{WORD}/api_key",
+    f"{WORD}:{WORD}",
+    f"'{WORD}'",
+)
+
+
+@pytest.mark.parametrize("value", UNKNOWN_FORMS)
+def test_a_word_that_may_be_a_password_is_echoed_nowhere(
+    site: Site, value: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    for headers in (
+        {"Authorization": value},
+        {"Authorization": f"Bearer {value}"},
+        {"Authorization": f"Basic {value}"},
+        {"Authorization": f"Bearer Bearer {value}"},
+        {"x-api-key": value},
+        {"api-key": f"Bearer {value}"},
+    ):
+        answer = site.http.get("/v1/models", headers)
+        assert answer.status_code == 401
+        for text in (answer.text, caplog.text):
+            assert WORD.lower() not in text.lower(), headers
+
+
+def test_the_variables_that_are_named_are_those_of_the_documentation() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    words = set(re.findall(r"\b[A-Z][A-Z0-9_]+\b", text))
+    assert words >= KNOWN_VARIABLES
 
 
 def test_a_key_with_something_around_it_stays_wrong(site: Site) -> None:

@@ -132,6 +132,54 @@ def test_no_form_is_forced_by_an_empty_field(site: Site, path: str) -> None:
     assert site.last().request.sampling.grammar is None
 
 
+FIELDS = (
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json_object",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "grammar",
+)
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
+
+
+@pytest.mark.parametrize("path", APIS)
+@pytest.mark.parametrize("nothing", [None, False, ""])
+def test_a_field_that_asks_for_nothing_conflicts_with_no_other(
+    site: Site, path: str, nothing: Any
+) -> None:
+    answer = ask(site, path, **dict.fromkeys(FIELDS, nothing), structured_outputs=nothing)
+    assert answer.status_code == 200, answer.text
+    assert site.last().request.sampling.grammar is None
+    forms: list[dict[str, Any]] = [{"guided_json": SCHEMA}, {"guided_json_object": True}]
+    for form in [*forms, *(fields for fields, _, _ in FORMS.values())]:
+        unused = {field: nothing for field in FIELDS if field not in form}
+        if "structured_outputs" not in form:
+            unused["structured_outputs"] = dict.fromkeys(KINDS, nothing)
+        site.script.say("{}")
+        answer = ask(site, path, **form, **unused)
+        assert answer.status_code == 200, (form, answer.text)
+        assert site.last().request.sampling.grammar is not None
+    own = OWN_FIELDS[path]
+    site.script.say("{}")
+    answer = ask(site, path, **own, **dict.fromkeys(FIELDS, nothing))
+    assert answer.status_code == 200, answer.text
+    assert site.last().request.sampling.grammar is not None
+
+
+@pytest.mark.parametrize("path", APIS)
+@pytest.mark.parametrize("value", [0, 1, "yes", [], {}])
+def test_any_json_is_asked_for_with_true(site: Site, path: str, value: Any) -> None:
+    for fields in ({"guided_json_object": value}, {"structured_outputs": {"json_object": value}}):
+        answer = ask(site, path, **fields)
+        assert answer.status_code == 400, fields
+        assert "json_object: expected true or false" in answer.text
+    assert site.count() == 0
+
+
 @pytest.mark.parametrize("path", APIS)
 def test_an_engine_without_grammars_refuses_each_form(start: Start, path: str) -> None:
     site = start(grammar=False)

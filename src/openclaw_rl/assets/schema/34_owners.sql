@@ -6,7 +6,7 @@ SELECT trim(CAST(value AS TEXT), '"') AS per FROM meta WHERE key = 'policy_owner
 CREATE TEMP TABLE main_key AS SELECT CAST(value AS TEXT) AS id FROM meta WHERE key = 'main_key';
 UPDATE turns SET owner = coalesce((
     SELECT CASE
-        WHEN per = 'key' THEN 'key:' || api_key
+        WHEN per = 'key' AND api_key != '' THEN 'key:' || api_key
         WHEN per = 'agent' AND agent != '' THEN 'agent:' || api_key || ':' || agent
         WHEN per = 'user' AND user != '' THEN 'user:' || api_key || ':' || user
     END
@@ -23,22 +23,46 @@ UPDATE turns SET owner = (
     WHERE practice_turns.turn = turns.id
 )
 WHERE id IN (SELECT turn FROM practice_turns);
-WITH RECURSIVE line(owner, version) AS (
-    SELECT o.owner, coalesce(
-        (SELECT version FROM heads WHERE name = o.owner),
-        (SELECT version FROM heads WHERE name = 'shared'),
-        (SELECT version FROM heads WHERE name = 'default')
-    )
-    FROM (SELECT DISTINCT owner FROM turns WHERE uses > 0) AS o
+CREATE TEMP TABLE shared_line (version INTEGER PRIMARY KEY);
+CREATE TEMP TABLE own_line (version INTEGER, owner TEXT, PRIMARY KEY (version, owner)) WITHOUT ROWID;
+WITH RECURSIVE line(version) AS (
+    SELECT version FROM heads WHERE name = 'shared'
     UNION ALL
-    SELECT line.owner, policies.parent FROM line JOIN policies ON policies.version = line.version
+    SELECT policies.parent FROM line JOIN policies ON policies.version = line.version
     WHERE policies.parent IS NOT NULL
 )
+INSERT INTO shared_line SELECT version FROM line;
+WITH RECURSIVE line(version, owner) AS (
+    SELECT coalesce(
+        (SELECT version FROM heads WHERE name = found.owner),
+        (SELECT version FROM heads WHERE name = 'shared'),
+        (SELECT version FROM heads WHERE name = 'default')
+    ), found.owner
+    FROM (SELECT DISTINCT owner FROM turns WHERE uses > 0) AS found
+    UNION ALL
+    SELECT policies.parent, line.owner FROM line JOIN policies ON policies.version = line.version
+    WHERE policies.parent IS NOT NULL AND line.version NOT IN (SELECT version FROM shared_line)
+)
+INSERT INTO own_line SELECT version, owner FROM line;
 UPDATE turns SET lost = uses - (
-    SELECT count(*) FROM uses JOIN line ON line.version = uses.policy
-    WHERE uses.turn = turns.id AND line.owner = turns.owner
+    SELECT count(*) FROM uses
+    WHERE uses.turn = turns.id AND (
+        EXISTS (
+            SELECT 1 FROM own_line WHERE own_line.version = uses.policy AND own_line.owner = turns.owner
+        )
+        OR (
+            uses.policy IN (SELECT version FROM shared_line)
+            AND EXISTS (
+                SELECT 1 FROM own_line
+                WHERE own_line.version IN (SELECT version FROM shared_line)
+                AND own_line.version > uses.policy AND own_line.owner = turns.owner
+            )
+        )
+    )
 )
 WHERE uses > 0;
+DROP TABLE shared_line;
+DROP TABLE own_line;
 DROP TABLE owner_setting;
 DROP TABLE main_key;
 DROP INDEX turns_claimable;

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from aiohttp import HttpVersion11, hdrs
 from aiohttp.http_parser import RawRequestMessage
-from multidict import CIMultiDict, CIMultiDictProxy
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """Answer to a client that waits for it."""
@@ -18,7 +17,7 @@ def take_expectation(message: RawRequestMessage) -> tuple[RawRequestMessage, boo
     """Return the head without the expectation that the gateway answers itself, and whether it had one."""
     if message.headers.get(hdrs.EXPECT, "").lower() != _EXPECTATION:
         return message, False
-    headers = CIMultiDict(message.headers)
+    headers = message.headers.copy()
     del headers[hdrs.EXPECT]
     waits = message.version >= HttpVersion11
-    return message._replace(headers=CIMultiDictProxy(headers)), waits
+    return message._replace(headers=type(message.headers)(headers)), waits

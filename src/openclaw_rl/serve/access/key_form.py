@@ -13,10 +13,30 @@ KEY_HEADERS = ("x-api-key", "api-key")
 """Headers that have a key and nothing else: Anthropic's and Azure's."""
 _AUTHORIZATION = "Authorization"
 _BEARER = re.compile(r"bearer(?:\s+|$)", re.IGNORECASE)
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9-]{1,15})\s")
-_VARIABLE = re.compile(
-    r"\$\{?[A-Z][A-Z0-9_]{1,60}\}?|\{env:[A-Z][A-Z0-9_]{1,60}\}|%[A-Z][A-Z0-9_]{1,60}%"
+_SCHEMES: Mapping[str, str] = {
+    name.lower(): name
+    for name in ("ApiKey", "AWS4-HMAC-SHA256", "Basic", "Digest", "Negotiate", "Token")
+}
+"""Scheme in lower case -> its name. Another first word may be part of a password."""
+_VARIABLE_NAME = r"([A-Z][A-Z0-9_]{1,60})"
+_VARIABLE = re.compile(rf"\$\{{?{_VARIABLE_NAME}\}}?|\{{env:{_VARIABLE_NAME}\}}|%{_VARIABLE_NAME}%")
+KNOWN_VARIABLES = frozenset(
+    {
+        "ANTHROPIC_API_KEY",
+        "ANTHROPIC_AUTH_TOKEN",
+        "COPILOT_PROVIDER_API_KEY",
+        "FIREWORKS_API_KEY",
+        "HF_TOKEN",
+        "OPENAI_API_KEY",
+        "OPENCLAW_API_KEY",
+        "OPENCLAW_ENGINE_API_KEY",
+        "OPENCLAW_JUDGE_API_KEY",
+        "OPENCLAW_TEACHER_API_KEY",
+        "TINKER_API_KEY",
+        "WANDB_API_KEY",
+    }
 )
+"""Variables of the documentation. What looks like another variable may be a password."""
 _COMMAND = re.compile(r"\$\(.*\)?|`.*`?")
 _JSON_WEB_TOKEN = re.compile(r"eyJ[\w-]+\.[\w-]+\.[\w-]*")
 _PATH = re.compile(r"(~|\.{1,2})?/[^ ]*api_key")
@@ -102,9 +122,9 @@ def _describe_authorization(value: str) -> str:
         if _BEARER.match(key):
             return "the word Bearer twice; a client that adds it needs the key alone"
         return describe_key(key)
-    scheme = _SCHEME.match(value)
-    if scheme is not None and scheme[1].isalpha():
-        return f"the scheme {scheme[1]}, where Bearer is expected"
+    scheme = _SCHEMES.get(value.split(maxsplit=1)[0].lower())
+    if scheme is not None:
+        return f"the scheme {scheme}, where Bearer is expected"
     return f"{describe_key(value)}, without the word Bearer before it"
 
 
@@ -114,8 +134,11 @@ def describe_key(key: str) -> str:
         return "an empty key"
     if key[0] in _QUOTES or key[-1] in _QUOTES:
         return "a key in quotation marks, which are no part of it"
-    if _VARIABLE.fullmatch(key):
-        return f"{key}, a variable that the client did not replace by its value"
+    variable = _VARIABLE.fullmatch(key)
+    if variable is not None:
+        is_known = not KNOWN_VARIABLES.isdisjoint(variable.groups())
+        name = f"{key}, a variable" if is_known else "a variable in a shell's notation"
+        return f"{name} that the client did not replace by its value"
     if _COMMAND.fullmatch(key):
         return "a command in a shell's notation, which the client did not run"
     if key[0] in "<{[" and key[-1] in ">}]":

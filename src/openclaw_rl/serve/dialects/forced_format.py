@@ -41,7 +41,7 @@ _TOP_LEVEL_KINDS: Mapping[str, str] = {
 FORMAT_KEYS = frozenset(_TOP_LEVEL_KINDS) | {"structured_outputs"}
 """Fields of a body that force a format."""
 _Format = tuple[str, str, Any]
-"""Place in the request, one of `_FORMATS`, and its value, which is not null."""
+"""Place in the request, one of `_FORMATS`, and its value, which asks for a format."""
 _schema_decoder = msgspec.json.Decoder()
 _ChoiceStrings = Annotated[
     list[Annotated[str, msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=1)
@@ -88,33 +88,31 @@ def read_format(fields: Mapping[str, msgspec.Raw]) -> ResponseConstraint | None:
         )
     place, kind, value = formats[0]
     if kind == _ANY_JSON:
-        return _any_json(value, place)
+        if value is not True:
+            raise field_error(place, f"expected true or false, got {json_type_name(value)}.")
+        return ResponseConstraint(schema={}, request_field=place)
     if kind == "json":
         return ResponseConstraint(schema=_json_schema(value, place), request_field=place)
     return ResponseConstraint(rule=_LARK_RULES[kind](value, place), request_field=place)
 
 
-def _any_json(value: Any, place: str) -> ResponseConstraint | None:
-    """Return the format of any JSON object, if `value` asks for it."""
-    if not isinstance(value, bool):
-        raise field_error(place, f"expected true or false, got {json_type_name(value)}.")
-    return ResponseConstraint(schema={}, request_field=place) if value else None
+def _asks_for_nothing(value: Any) -> bool:
+    """Whether a field is as if it were not there. Clients that send each of their fields fill unused ones so."""
+    return value is None or value is False or value == ""
 
 
 def _top_level_formats(fields: Mapping[str, msgspec.Raw]) -> list[_Format]:
     formats = []
     for place, kind in _TOP_LEVEL_KINDS.items():
         value = read_field(fields, place)
-        # SGLang's and llama.cpp's own clients send "" for none.
-        is_set = value is not None if place.startswith("guided_") else value not in (None, "")
-        if is_set:
+        if not _asks_for_nothing(value):
             formats.append((place, kind, value))
     return formats
 
 
 def _structured_outputs(fields: Mapping[str, msgspec.Raw]) -> list[_Format]:
     outputs = read_field(fields, "structured_outputs")
-    if outputs is None:
+    if _asks_for_nothing(outputs):
         return []
     if not isinstance(outputs, dict):
         raise field_error(
@@ -122,9 +120,11 @@ def _structured_outputs(fields: Mapping[str, msgspec.Raw]) -> list[_Format]:
         )
     formats = []
     for kind, value in outputs.items():
-        if kind in _FORMATS and value is not None and value is not False:
+        if _asks_for_nothing(value):
+            continue
+        if kind in _FORMATS:
             formats.append((f"structured_outputs.{kind}", kind, value))
-        elif value not in (None, False, [], {}, ""):
+        elif value not in ([], {}):
             raise field_error(
                 "structured_outputs", f"expected one of {', '.join(_FORMATS)}, got {kind[:40]!r}."
             )
@@ -176,8 +176,6 @@ def _grammar_rule(value: Any, place: str) -> str:
 
 def _check_format_text(value: Any, place: str) -> str:
     """Return the text of a regular expression or grammar. Raises `RequestError` for other values."""
-    if value == "":
-        raise field_error(place, "expected text, got none.")
     if not isinstance(value, str):
         raise field_error(place, f"expected text, got {json_type_name(value)}.")
     if len(value) > MAX_FORMAT_CHARS:

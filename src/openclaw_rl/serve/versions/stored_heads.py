@@ -30,7 +30,7 @@ class StoredHeads:
         # By name, of all policies.
         self._heads: dict[str, int] = {}
         # Of heads, canaries and states that the store counted at the last look.
-        self._changes = 0
+        self._changes: int | None = None
         self.head = 0
         """Head of the default policy."""
         self.canaries: Mapping[str, CanaryMark] = {}
@@ -53,12 +53,12 @@ class StoredHeads:
 
         `in_use`: version -> number of its replies; the candidates among them are not forgotten yet.
         """
-        if self._policies and not self._has_changed():
+        if self._heads and not self._has_changed():
             return False
         with self._store.read() as conn:
             changes = count_changes(conn)
             # Most commits are of conversations. A candidate that was decided may still have replies.
-            if self._policies and changes == self._changes and not self.candidates:
+            if changes == self._changes and not self.candidates:
                 return False
             policy = policies.head(conn)
             heads = read_heads(conn)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, bindparam, update
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, bindparam, select, update
 
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store import events
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lineage import lost_uses, policies, policy_marks
-from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, SHARED_NAME, move_head, read_heads
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, move_head, read_heads
 from openclaw_rl.types import Policy, PolicyState
 
+# Below the number of variables of any build of SQLite.
+_AT_ONCE = 5000
 _mark_rolled_back = (
     update(t.policies)
     .where(t.policies.c.version.in_(bindparam("versions", expanding=True)))
@@ -100,7 +104,7 @@ def _leave_versions(
     move_head(conn, name, to)
     policy_marks.end_canary(conn, name)
     lost_uses.lose_uses(conn, name, left)
-    abandoned = sorted(set(left) - _shared_lineage(conn, above=min(left, default=0) - 1))
+    abandoned = _abandoned(conn, left)
     conn.execute(
         _mark_rolled_back,
         {"versions": abandoned, "new_reason": reason.detail, "new_code": reason.code},
@@ -111,12 +115,25 @@ def _leave_versions(
     )
 
 
-def _shared_lineage(conn: Connection, *, above: int) -> set[int]:
-    """Return the versions above this number that the policies of one's own have in common.
+def _abandoned(conn: Connection, left: Sequence[int]) -> list[int]:
+    """Return those of the versions that are on no head's lineage any more. `left`: newest first.
 
-    No other version is on the lineage of two heads: every policy of one's own begins at the shared parent.
+    A version stays on a lineage if it is a head, or if a live child of it does. Live children that are not in `left`
+    are on one, because nothing else makes them live.
     """
-    heads = read_heads(conn)
-    if SHARED_NAME not in heads:
-        return set()
-    return set(policies.lineage(conn, heads[SHARED_NAME], above=above))
+    abandoned = set(left) - set(read_heads(conn).values())
+    for child, parent in _live_children(conn, left):
+        if child not in abandoned:
+            abandoned.discard(parent)
+    return sorted(abandoned)
+
+
+def _live_children(conn: Connection, versions: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (child, parent) of the live children of these versions, the newest child first."""
+    p = t.policies.c
+    pairs: list[tuple[int, int]] = []
+    for start in range(0, len(versions), _AT_ONCE):
+        some = p.parent.in_(versions[start : start + _AT_ONCE])
+        query = select(p.version, p.parent).where(some, p.state == PolicyState.LIVE.value)
+        pairs += [(child, parent) for child, parent in conn.execute(query)]
+    return sorted(pairs, reverse=True)

@@ -6,8 +6,8 @@ policy that collapses would look like one that nobody talks to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import (
@@ -21,9 +21,9 @@ from sqlalchemy import (
     select,
     union_all,
 )
+from sqlalchemy.dialects.sqlite import insert as upsert
 
 from openclaw_rl.reasons import ReasonCode
-from openclaw_rl.store import events
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import BEHAVIOUR_JUDGE, is_signal
 from openclaw_rl.store.lessons.lessons import LessonState
@@ -34,7 +34,7 @@ from openclaw_rl.store.lineage.policy_names import (
 )
 from openclaw_rl.store.lineage.training_queue import ancestors
 from openclaw_rl.store.person_scores import Person
-from openclaw_rl.store.rows import from_json
+from openclaw_rl.store.rows import from_json, to_json
 from openclaw_rl.store.trust import evidence
 from openclaw_rl.store.trust.judge_trust import is_trusted_condition, read_trust
 from openclaw_rl.store.turns import VERDICT_PRECEDENCE
@@ -158,21 +158,25 @@ def _has_score(conn: Connection) -> ColumnElement[bool]:
 
 def _judged_turns(conn: Connection, answered: Select[Any]) -> list[_Placed]:
     """Return the turns with their current scores, as of their verdicts. `answered`: turns that have any score."""
-    v = t.verdicts.c
     trust = read_trust(conn)
-    newest = answered.subquery()
-    query = select(newest, v.score, v.judge, v.at)
-    rows = conn.execute(query.join(newest, newest.c.id == v.turn).order_by(*VERDICT_PRECEDENCE))
-    current: dict[str, Any] = {}
-    for row in rows:
-        current.setdefault(row.id, row)
     scored = []
-    for row in current.values():
+    for row in _current_verdicts(conn, answered):
         person = (row.scope, row.user)
         if row.score and trust.is_trusted(row.judge, person) and not is_signal(row.judge):
             score = _scored_turn(row, satisfied=row.score > 0)
             scored.append((row.at, row.seq, score))
     return scored
+
+
+def _current_verdicts(conn: Connection, answered: Select[Any]) -> Iterable[Row[Any]]:
+    v = t.verdicts.c
+    newest = answered.subquery()
+    query = select(newest, v.score, v.judge, v.at)
+    rows = conn.execute(query.join(newest, newest.c.id == v.turn).order_by(*VERDICT_PRECEDENCE))
+    current: dict[str, Row[Any]] = {}
+    for row in rows:
+        current.setdefault(row.id, row)
+    return current.values()
 
 
 def _degenerate_turns(conn: Connection, answered: Select[Any]) -> list[_Placed]:
@@ -206,20 +210,34 @@ def names_with_scores(conn: Connection, per: PolicyOwner, *, after: ScoreCursor)
     return set(conn.execute(query).scalars())
 
 
-_WATCHED = "watched verdict", "watched degenerate turn"
-"""Cursors at the scores that the satisfaction watch has looked at."""
+_WATCHED_KEY = "satisfaction_watch"
 
 
-def read_watched(conn: Connection) -> ScoreCursor:
-    """Return how far the satisfaction watch of this home has read."""
-    verdict, degenerate = (events.read_cursor(conn, name) for name in _WATCHED)
-    return ScoreCursor(verdict=verdict, degenerate=degenerate)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchMark:
+    """What the satisfaction watch of a home has looked at.
+
+    `changes`: of `policy_names.count_changes`; `settings`: what it decides by.
+    """
+
+    cursor: ScoreCursor
+    changes: int
+    settings: Sequence[Any]
 
 
-def record_watched(conn: Connection, cursor: ScoreCursor) -> None:
-    """Store that the satisfaction watch has read up to this cursor, so that after a start it continues there."""
-    for name, place in zip(_WATCHED, (cursor.verdict, cursor.degenerate), strict=True):
-        events.move_cursor(conn, name, place)
+def read_watch_mark(conn: Connection) -> WatchMark | None:
+    """Return what the watch has looked at; None if it never did."""
+    raw = conn.scalar(select(t.meta.c.value).where(t.meta.c.key == _WATCHED_KEY))
+    if raw is None:
+        return None
+    mark = from_json(raw)
+    return WatchMark(**mark | {"cursor": ScoreCursor(**mark["cursor"])})
+
+
+def record_watch_mark(conn: Connection, mark: WatchMark) -> None:
+    """Store what the watch has looked at, so that after a start it looks at nothing again."""
+    row = {"key": _WATCHED_KEY, "value": to_json(asdict(mark))}
+    conn.execute(upsert(t.meta).values(row).on_conflict_do_update(index_elements=["key"], set_=row))
 
 
 def newest_score(conn: Connection) -> ScoreCursor:

@@ -7,11 +7,14 @@ was rolled back, or belongs to another policy; it counts again when its version 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 
-from sqlalchemy import Connection, bindparam, func, select, text, update
+from sqlalchemy import Connection, and_, bindparam, func, or_, select, text, update
 
 from openclaw_rl.store import schema as t
+
+SHARED_HEAD = "shared"
+"""Name of the head that is the parent of every policy of one's own."""
 
 _uses_by_versions = (
     select(func.count())
@@ -27,41 +30,89 @@ _turns_of_versions = select(t.uses.c.turn).where(
 )
 _add_lost = (
     update(t.turns)
-    .where(t.turns.c.id.in_(_turns_of_versions), t.turns.c.owner == bindparam("name"))
+    .where(
+        t.turns.c.id.in_(_turns_of_versions),
+        or_(
+            t.turns.c.owner == bindparam("name"),
+            # A policy without a head of its own is answered by the shared parent.
+            and_(bindparam("name") == SHARED_HEAD, t.turns.c.owner.not_in(select(t.heads.c.name))),
+        ),
+    )
     .values(lost=t.turns.c.lost + bindparam("sign") * _uses_by_versions)
 )
-_recount = text(
+# The lineage of each policy down to the first version that is on the lineage of the shared parent, and that lineage
+# once: a thousand policies have all of it in common.
+_RECOUNT = (
+    "DROP TABLE IF EXISTS temp.shared_line",
+    "DROP TABLE IF EXISTS temp.own_line",
+    "CREATE TEMP TABLE shared_line (version INTEGER PRIMARY KEY)",
+    "CREATE TEMP TABLE own_line (version INTEGER, owner TEXT, PRIMARY KEY (version, owner)) WITHOUT ROWID",
     """
-    WITH RECURSIVE line(owner, version) AS (
-        SELECT found.owner, coalesce(
+    WITH RECURSIVE line(version) AS (
+        SELECT version FROM heads WHERE name = 'shared'
+        UNION ALL
+        SELECT policies.parent FROM line JOIN policies ON policies.version = line.version
+        WHERE policies.parent IS NOT NULL
+    )
+    INSERT INTO shared_line SELECT version FROM line
+    """,
+    """
+    WITH RECURSIVE line(version, owner) AS (
+        SELECT coalesce(
             (SELECT version FROM heads WHERE name = found.owner),
             (SELECT version FROM heads WHERE name = 'shared'),
             (SELECT version FROM heads WHERE name = 'default')
-        )
+        ), found.owner
         FROM (SELECT DISTINCT owner FROM turns WHERE uses > 0) AS found
         UNION ALL
-        SELECT line.owner, policies.parent FROM line JOIN policies ON policies.version = line.version
-        WHERE policies.parent IS NOT NULL
+        SELECT policies.parent, line.owner FROM line JOIN policies ON policies.version = line.version
+        WHERE policies.parent IS NOT NULL AND line.version NOT IN (SELECT version FROM shared_line)
     )
+    INSERT INTO own_line SELECT version, owner FROM line
+    """,
+    """
     UPDATE turns SET lost = uses - (
-        SELECT count(*) FROM uses JOIN line ON line.version = uses.policy
-        WHERE uses.turn = turns.id AND line.owner = turns.owner
+        SELECT count(*) FROM uses
+        WHERE uses.turn = turns.id AND (
+            EXISTS (
+                SELECT 1 FROM own_line WHERE own_line.version = uses.policy AND own_line.owner = turns.owner
+            )
+            OR (
+                uses.policy IN (SELECT version FROM shared_line)
+                AND EXISTS (
+                    SELECT 1 FROM own_line
+                    WHERE own_line.version IN (SELECT version FROM shared_line)
+                    AND own_line.version > uses.policy AND own_line.owner = turns.owner
+                )
+            )
+        )
     )
     WHERE uses > 0
-    """
+    """,
+    "DROP TABLE shared_line",
+    "DROP TABLE own_line",
 )
+# Below the number of variables of any build of SQLite.
+_AT_ONCE = 5000
 
 
-def lose_uses(conn: Connection, name: str, versions: Collection[int]) -> None:
+def lose_uses(conn: Connection, name: str, versions: Sequence[int]) -> None:
     """Count the uses by these versions as lost: they left the lineage of the head of the policy `name`."""
-    conn.execute(_add_lost, {"name": name, "versions": list(versions), "sign": 1})
+    _change_lost(conn, name, versions, 1)
 
 
-def regain_uses(conn: Connection, name: str, versions: Collection[int]) -> None:
+def regain_uses(conn: Connection, name: str, versions: Sequence[int]) -> None:
     """Count the uses by these versions again: they are on the lineage of the head of the policy `name` now."""
-    conn.execute(_add_lost, {"name": name, "versions": list(versions), "sign": -1})
+    _change_lost(conn, name, versions, -1)
+
+
+def _change_lost(conn: Connection, name: str, versions: Sequence[int], sign: int) -> None:
+    for start in range(0, len(versions), _AT_ONCE):
+        some = list(versions[start : start + _AT_ONCE])
+        conn.execute(_add_lost, {"name": name, "versions": some, "sign": sign})
 
 
 def recount_all(conn: Connection) -> None:
     """Count the lost uses of all turns from the versions themselves, after turns went to other policies."""
-    conn.execute(_recount)
+    for statement in _RECOUNT:
+        conn.execute(text(statement))

@@ -29,6 +29,8 @@ log = logging.getLogger("openclaw_rl.store")
 SERVED_CURSOR = "served version"
 """Name of the cursor at the version that the gateway serves."""
 
+# Below the number of variables of any build of SQLite.
+_AT_ONCE = 5000
 # Versions that `newest_first` reads in one query.
 _READ_AT_ONCE = 20
 REMOVED_REASON = "its files were removed to save space (train.checkpoint.keep_versions)"
@@ -117,12 +119,13 @@ def require_version(conn: Connection, version: int) -> Policy:
 
 def get_many(conn: Connection, versions: Collection[int]) -> list[Policy]:
     """Return those of the versions that exist, oldest first."""
-    query = (
-        select(t.policies)
-        .where(t.policies.c.version.in_(list(versions)))
-        .order_by(t.policies.c.version)
-    )
-    return [_read_policy(conn, row) for row in conn.execute(query)]
+    numbers = sorted(versions)
+    found = []
+    for start in range(0, len(numbers), _AT_ONCE):
+        some = t.policies.c.version.in_(numbers[start : start + _AT_ONCE])
+        query = select(t.policies).where(some).order_by(t.policies.c.version)
+        found += [_read_policy(conn, row) for row in conn.execute(query)]
+    return found
 
 
 def names_of_versions(conn: Connection, versions: Collection[int]) -> dict[int, str]:
@@ -153,6 +156,15 @@ def newest_first(conn: Connection) -> Iterator[Policy]:
         for row in rows:
             yield _read_policy(conn, row)
         below = rows[-1].version
+
+
+def newest_fork(conn: Connection) -> int:
+    """Return the newest version from which one of another policy was made; 0 without one."""
+    child = t.policies.alias("child")
+    query = select(func.max(child.c.parent)).join(
+        t.policies, t.policies.c.version == child.c.parent
+    )
+    return int(conn.execute(query.where(child.c.name != t.policies.c.name)).scalar() or 0)
 
 
 def list_all(conn: Connection) -> list[Policy]:

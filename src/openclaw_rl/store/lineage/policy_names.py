@@ -44,8 +44,8 @@ PolicyOwner = Literal["all", "agent", "user", "key"]
 """Who has a policy of its own; "all": one policy for all."""
 DEFAULT_NAME = "default"
 """Name of the policy of requests without an owner, and of the only one with `policy.per: all`."""
-SHARED_NAME = "shared"
-"""Name of the head that never moves: the parent of every policy of one's own."""
+SHARED_NAME = lost_uses.SHARED_HEAD
+"""Name of the head that is the parent of every policy of one's own. Only an undo or damage moves it."""
 _OWNER_KEY = "policy_owner"
 
 
@@ -166,19 +166,20 @@ def names_of_requests(conn: Connection, requests: Sequence[Request]) -> list[str
 
 def _keys_of_requests(conn: Connection, requests: Sequence[Request]) -> list[str]:
     """Return the id of the API key to which each request belongs, as `_key_of_exchange` does."""
-    episodes = {request.episode for request in requests if request.episode is not None}
-    scopes: dict[str, str] = {}
-    if episodes:
-        query = select(t.episodes.c.id, t.episodes.c.scope).where(t.episodes.c.id.in_(episodes))
-        scopes = {row.id: row.scope for row in conn.execute(query)}
-    main_key: str = conn.execute(_main_key).scalar() or IMPORT_SCOPE
-    keys = []
-    for request in requests:
-        if request.scope == IMPORT_SCOPE:
-            keys.append(main_key)
-        else:
-            keys.append(scopes.get(request.episode or "", request.scope))
-    return keys
+    key_of_scope = {IMPORT_SCOPE: conn.execute(_main_key).scalar() or IMPORT_SCOPE}
+    scopes = _scopes_of_episodes(conn, {request.episode for request in requests})
+    return [
+        scopes.get(request.episode, key_of_scope.get(request.scope, request.scope))
+        for request in requests
+    ]
+
+
+def _scopes_of_episodes(conn: Connection, episodes: set[str | None]) -> dict[str | None, str]:
+    known = episodes - {None}
+    if not known:
+        return {}
+    query = select(t.episodes.c.id, t.episodes.c.scope).where(t.episodes.c.id.in_(known))
+    return {row.id: row.scope for row in conn.execute(query)}
 
 
 def _assign_owners(conn: Connection, per: PolicyOwner, *conditions: ColumnElement[bool]) -> None:
@@ -216,22 +217,22 @@ def is_owned(per: PolicyOwner, name: str) -> bool:
     return name == DEFAULT_NAME or (per != "all" and name.startswith(f"{per}:"))
 
 
-def waiting_names(conn: Connection, per: PolicyOwner, *, full: int = 1) -> list[str]:
+def waiting_names(
+    conn: Connection, per: PolicyOwner, *, full: int = 1, overdue_before: float = 0.0
+) -> list[str]:
     """Return the policies that may have turns to train on.
 
     First those with batches of an undo; then those with judged turns that no version used, or that lost a use, because
-    the version was rolled back or rejected. Of these, the policies with at least `full` such turns come first, so that
-    nobody whose batch is full waits for the others to be asked; then the one with the oldest turn.
+    the version was rolled back or rejected. Of these, the policies with at least `full` such turns, or with one that
+    was admitted before `overdue_before` (seconds since the epoch), come first, so that nobody whose batch is due waits
+    for all others to be asked. The one with the oldest turn comes before the others.
     """
     if per == "all":
         return [DEFAULT_NAME]
-    oldest: dict[str, int] = {}
-    counts: Counter[str] = Counter()
-    for condition, signal in itertools.product((t.turns.c.uses == 0, HAS_LOST_USE), SIGNALS):
-        for owner, seq, count in conn.execute(_oldest_by_owner(condition, signal)):
-            oldest[owner] = min(seq, oldest.get(owner, seq))
-            counts[owner] += count
-    fresh = sorted(oldest, key=lambda name: (counts[name] < full, oldest[name]))
+    oldest, counts = _waiting_turns(conn)
+    overdue = _newest_before(conn, overdue_before)
+    due = {name for name in oldest if counts[name] >= full or oldest[name] <= overdue}
+    fresh = sorted(oldest, key=lambda name: (name not in due, oldest[name]))
     batches = select(t.retraining.c.name).order_by(t.retraining.c.seq)
     undone = [name for name in conn.execute(batches).scalars() if is_owned(per, name)]
     return list(dict.fromkeys([*undone, *fresh])) or [DEFAULT_NAME]
@@ -246,6 +247,24 @@ IS_CLAIMABLE = and_(
 )
 HAS_LOST_USE = t.turns.c.lost > literal_column("0", Integer)
 """Conditions of the partial indexes of `schema.turns`, which SQLite uses only for the same words."""
+
+
+def _waiting_turns(conn: Connection) -> tuple[dict[str, int], Counter[str]]:
+    """Return the number of the oldest turn that waits, and how many do, by policy."""
+    oldest: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+    for condition, signal in itertools.product((t.turns.c.uses == 0, HAS_LOST_USE), SIGNALS):
+        for owner, seq, count in conn.execute(_oldest_by_owner(condition, signal)):
+            oldest[owner] = min(seq, oldest.get(owner, seq))
+            counts[owner] += count
+    return oldest, counts
+
+
+def _newest_before(conn: Connection, at: float) -> int:
+    """Return the number of the newest exchange that was admitted before this time; 0 without one."""
+    admitted = t.exchanges.c.admitted_at
+    query = select(t.exchanges.c.seq).where(admitted < at).order_by(admitted.desc()).limit(1)
+    return int(conn.execute(query).scalar() or 0)
 
 
 def _oldest_by_owner(condition: ColumnElement[bool], signal: int) -> Select[str, int, int]:
@@ -353,8 +372,6 @@ def record_main_key(conn: Connection, key: str) -> None:
     before = conn.execute(_main_key).scalar()
     row = {"key": _MAIN_KEY, "value": key.encode()}
     conn.execute(upsert(t.meta).values(row).on_conflict_do_update(index_elements=["key"], set_=row))
-    if before != key:
-        _assign_owners(conn, stored_owner(conn), t.turns.c.scope == IMPORT_SCOPE)
     known = set(conn.execute(select(t.policies.c.name).distinct()).scalars())
     for kind in _NAMED_BY_CLIENTS:
         prefix = f"{kind}:{IMPORT_SCOPE}:"
@@ -362,6 +379,9 @@ def record_main_key(conn: Connection, key: str) -> None:
             renamed = f"{kind}:{key}:{name.removeprefix(prefix)}"
             if renamed not in known:
                 _rename_policy(conn, name, renamed)
+    # After the heads have their names: what a turn has lost depends on the head of its policy.
+    if before != key:
+        _assign_owners(conn, stored_owner(conn), t.turns.c.scope == IMPORT_SCOPE)
 
 
 def _rename_policy(conn: Connection, name: str, renamed: str) -> None:

@@ -124,9 +124,14 @@ def policies_with_turns(conn: Connection, turn_ids: Collection[str]) -> dict[str
     """Return the policies that have a version, of any state, that used one of these turns: name -> the oldest one."""
     p = t.policies.c
     query = select(p.name, func.min(p.version).label("oldest"))
-    query = query.join(t.uses, t.uses.c.policy == p.version)
-    rows = conn.execute(query.where(t.uses.c.turn.in_(list(turn_ids))).group_by(p.name))
-    return {row.name: row.oldest for row in rows}
+    query = query.join(t.uses, t.uses.c.policy == p.version).group_by(p.name)
+    ids = list(turn_ids)
+    oldest: dict[str, int] = {}
+    for start in range(0, len(ids), _MAX_SOUGHT):
+        some = t.uses.c.turn.in_(ids[start : start + _MAX_SOUGHT])
+        for name, version in conn.execute(query.where(some)):
+            oldest[name] = min(version, oldest.get(name, version))
+    return oldest
 
 
 def practised_among(conn: Connection, turn_ids: Collection[str]) -> set[str]:

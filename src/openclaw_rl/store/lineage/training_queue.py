@@ -353,15 +353,10 @@ def _ready_turns(
 
 def _wanted_signals(need_score: bool, need_hint: bool) -> list[int]:
     """Return the values of `turns.signal` that a method with these needs can train on."""
-    if not need_score and not need_hint:
+    needed = need_score * turns.SCORE_SIGNAL | need_hint * turns.HINT_SIGNAL
+    if not needed:
         return [turns.EPISODE_SIGNAL]
-    wanted = []
-    for bits in (1, 2, 3):
-        has_score = need_score and bits & turns.SCORE_SIGNAL
-        has_hint = need_hint and bits & turns.HINT_SIGNAL
-        if has_score or has_hint:
-            wanted.append(bits)
-    return wanted
+    return [signal for signal in (1, 2, 3) if signal & needed]
 
 
 def _has_trusted_signal(conn: Connection, need_hint: bool) -> ColumnElement[bool] | None:
