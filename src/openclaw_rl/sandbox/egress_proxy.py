@@ -133,8 +133,14 @@ async def _connect(
         raise AddressRefused(
             f"{host}:{port} is of this machine or of a private network, which a build does not reach"
         )
+    return await _connect_first(allowed, port)
+
+
+async def _connect_first(
+    addresses: list[str], port: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     failure: OSError = OSError("no address")
-    for address in allowed:
+    for address in addresses:
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 return await asyncio.open_connection(address, port)
@@ -149,14 +155,23 @@ def can_reach(address: str, *, is_source: bool = False) -> bool:
     `is_source`: packages come from there, and it may be of a private network.
     """
     parsed = _unwrap(ipaddress.ip_address(address.partition("%")[0]))
-    if parsed.is_loopback or parsed.is_unspecified or parsed.is_link_local or parsed.is_multicast:
+    if _is_special(parsed) or _is_of_this_machine(parsed):
         return False
-    if parsed in _METADATA_SERVICES or _is_of_this_machine(parsed):
-        return False
-    return is_source or (parsed.is_global and (parsed.version == 4 or parsed in _PUBLIC_V6))
+    return is_source or _is_public(parsed)
 
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def _is_special(address: _Address) -> bool:
+    """Return whether an address is of the machine or the link by its form, or of a metadata service."""
+    if address.is_loopback or address.is_unspecified or address.is_link_local:
+        return True
+    return address.is_multicast or address in _METADATA_SERVICES
+
+
+def _is_public(address: _Address) -> bool:
+    return address.is_global and (address.version == 4 or address in _PUBLIC_V6)
 
 
 def _unwrap(address: _Address) -> _Address:

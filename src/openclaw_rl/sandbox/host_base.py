@@ -114,9 +114,7 @@ def hide_unreadable(system: Path, layer: Path) -> None:
     for parent, folders, files in os.walk(system):
         for name in (*folders, *files):
             path = Path(parent, name)
-            mode = path.lstat().st_mode
-            needed = 0o005 if stat.S_ISDIR(mode) else 0o004
-            if stat.S_ISLNK(mode) or mode & needed == needed:
+            if _is_readable(path):
                 continue
             mark = layer / path.relative_to(system)
             _make_parents(mark.parent, path.parent, layer)
@@ -124,6 +122,13 @@ def hide_unreadable(system: Path, layer: Path) -> None:
             os.mknod(mark, stat.S_IFCHR, 0)
             if name in folders:
                 folders.remove(name)
+
+
+def _is_readable(path: Path) -> bool:
+    """Return whether every user can read a file, or list and enter a folder."""
+    mode = path.lstat().st_mode
+    needed = 0o005 if stat.S_ISDIR(mode) else 0o004
+    return stat.S_ISLNK(mode) or mode & needed == needed
 
 
 def _make_parents(folder: Path, original: Path, top: Path) -> None:

@@ -100,14 +100,30 @@ def local_folders(sources: Mapping[str, list[str]]) -> dict[str, Path]:
 def source_hosts(sources: Mapping[str, list[str]]) -> frozenset[tuple[str, int]]:
     """Return hosts and ports that packages come from: of these sources, and of the settings of apt and npm."""
     texts = [one for values in sources.values() for one in values]
-    apt = [_APT_FOLDER / "sources.list", *_APT_FOLDER.glob("sources.list.d/*.list")]
-    apt += _APT_FOLDER.glob("sources.list.d/*.sources")
-    for path in (*apt, *(Path(name).expanduser() for name in _NPM_FILES)):
-        with contextlib.suppress(OSError):
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            texts += [line for line in lines if not line.lstrip().startswith(("#", ";"))]
-    addresses = [address for text in texts for address in _ADDRESS.findall(text)]
-    return _DEFAULT_HOSTS | {place for place in map(_read_place, addresses) if place is not None}
+    addresses = _ADDRESS.findall("\n".join([*texts, *_setting_lines()]))
+    places = map(_read_place, addresses)
+    return _DEFAULT_HOSTS.union(place for place in places if place is not None)
+
+
+def _setting_lines() -> list[str]:
+    """Return the lines of the settings of apt and npm, without comments."""
+    lines = [line for path in _list_settings() for line in _read_lines(path)]
+    return [line for line in lines if not line.lstrip().startswith(("#", ";"))]
+
+
+def _list_settings() -> list[Path]:
+    lists = [
+        *_APT_FOLDER.glob("sources.list.d/*.list"),
+        *_APT_FOLDER.glob("sources.list.d/*.sources"),
+    ]
+    return [_APT_FOLDER / "sources.list", *lists, *(Path(name).expanduser() for name in _NPM_FILES)]
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def _read_place(address: str) -> tuple[str, int] | None:

@@ -110,19 +110,22 @@ def finish_layer(layer: RootLayer, given: Collection[str], removed: Collection[s
 
     `removed`: folders that do not stay. No process of the build runs any more.
     """
-    for name in _NOT_KEPT:
-        if (layer.root / name).is_symlink():
-            raise SandboxError(f"the build made /{name} a link, which a box cannot have")
+    _refuse_links(layer)
     for path in (*(f"/{name}" for name in _NOT_KEPT), *removed):
         folder = layer.find_folder(path)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
     for top in (layer.root, layer.usr):
         _make_readable(top)
-    for path in given:
-        folder = layer.find_folder(path)
-        if folder is not None:
-            _give_away(folder)
+    folders = map(layer.find_folder, given)
+    for folder in filter(None, folders):
+        _give_away(folder)
+
+
+def _refuse_links(layer: RootLayer) -> None:
+    for name in _NOT_KEPT:
+        if (layer.root / name).is_symlink():
+            raise SandboxError(f"the build made /{name} a link, which a box cannot have")
 
 
 def _make_readable(folder: Path) -> None:

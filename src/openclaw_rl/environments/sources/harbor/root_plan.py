@@ -44,6 +44,10 @@ _SYSTEM_FOLDERS = frozenset(
 )  # fmt: skip
 
 
+_DEEPER_FOLDERS = frozenset({"home", "opt", "srv", "var", "mnt"})
+"""At the top, with a folder for each application or user."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootRun:
     """Run a command for a shell in the folder `cwd`, made if it is missing. `shown`: it as the file has it."""
@@ -89,18 +93,20 @@ class RootPlan:
 
     def add_path(self, path: str) -> None:
         """Note the folder at the top that a path is in, unless it is one of the system or may hold large programs."""
-        parts = PurePosixPath(path).parts
-        if _is_below_sources(path):
-            folder = str(PurePosixPath(*parts[:4]))
-            if folder not in self.folders:
-                self.folders.append(folder)
-            return
-        if len(parts) < 2 or parts[1] in _SYSTEM_FOLDERS or _is_hidden_at_home(path):
-            return
-        depth = 3 if parts[1] in ("home", "opt", "srv", "var", "mnt") else 2
-        folder = str(PurePosixPath(*parts[:depth]))
-        if folder not in self.folders:
+        folder = _find_work_folder(path)
+        if folder is not None and folder not in self.folders:
             self.folders.append(folder)
+
+
+def _find_work_folder(path: str) -> str | None:
+    """Return the folder of a path that is carried to the verifier, or None for the system's."""
+    parts = PurePosixPath(path).parts
+    if _is_below_sources(path):
+        return str(PurePosixPath(*parts[:4]))
+    if len(parts) < 2 or parts[1] in _SYSTEM_FOLDERS or _is_hidden_at_home(path):
+        return None
+    depth = 3 if parts[1] in _DEEPER_FOLDERS else 2
+    return str(PurePosixPath(*parts[:depth]))
 
 
 def _is_below_sources(path: str) -> bool:
@@ -235,19 +241,28 @@ def _read_copy_words(text: str, where: str) -> _CopyWords:
     if len(paths) < 2:
         raise DockerfileError(f"{where}: expected what is copied, and where to")
     *sources, target = paths
+    return _CopyWords(
+        sources=sources,
+        target=target,
+        is_folder=len(sources) > 1 or target.endswith(("/", "/.")) or target == ".",
+        is_of_uv=_is_of_uv(flags, where),
+        mode=_read_mode(flags),
+    )
+
+
+def _is_of_uv(flags: Sequence[str], where: str) -> bool:
+    """Return whether the programs of uv are copied. Raises `DockerfileError` for any other image."""
     is_of_uv = any(map(_UV_IMAGE.fullmatch, flags))
     if not is_of_uv and any(flag.startswith("--from") for flag in flags):
         raise DockerfileError(
             f"{where}: it copies from another image, which needs a container builder"
         )
+    return is_of_uv
+
+
+def _read_mode(flags: Sequence[str]) -> str | None:
     modes = [flag.removeprefix("--chmod=") for flag in flags if flag.startswith("--chmod=")]
-    return _CopyWords(
-        sources=sources,
-        target=target,
-        is_folder=len(sources) > 1 or target.endswith(("/", "/.")) or target == ".",
-        is_of_uv=is_of_uv,
-        mode=modes[0] if modes else None,
-    )
+    return modes[0] if modes else None
 
 
 def _add_uv(plan: RootPlan, copy: _CopyWords, path: str, line: int) -> None:

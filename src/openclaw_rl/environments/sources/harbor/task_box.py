@@ -350,23 +350,21 @@ class TaskBox:
     def _planted_originals(self) -> dict[str, Path]:
         """Return the task's own files among the names that are not carried over: path in the box -> file."""
         originals: dict[str, Path] = {}
-        if self.root is not None:
-            for folder in self._carried_folders():
-                for layer in reversed(self.root.task_layers):
-                    top = layer.find_folder(folder)
-                    if top is None:
-                        continue
-                    for path in _planted_files(top):
-                        if folder == VERIFIER_HOME and path.relative_to(top).parts[0][0] == ".":
-                            continue
-                        originals[f"{folder}/{path.relative_to(top).as_posix()}"] = path
+        for folder in self._carried_folders():
+            originals |= self._built_originals(folder)
         for step in self.plan.steps:
             if isinstance(step, CopyStep) and step.source.is_dir():
-                target = step.target.rstrip("/")
-                for path in _planted_files(step.source):
-                    name = path.relative_to(step.source).as_posix()
-                    originals[f"{target}/{name}"] = path
+                originals |= _originals_below(step.source, step.target.rstrip("/"))
         return originals
+
+    def _built_originals(self, folder: str) -> dict[str, Path]:
+        """Return those of a folder of the built root; nothing hidden in the home, which is the verifier's own."""
+        layers = self.root.task_layers if self.root is not None else ()
+        originals: dict[str, Path] = {}
+        for top in filter(None, (layer.find_folder(folder) for layer in reversed(layers))):
+            originals |= _originals_below(top, folder)
+        hidden = f"{VERIFIER_HOME}/."
+        return {path: file for path, file in originals.items() if not path.startswith(hidden)}
 
 
 def _join_folders(folders: Sequence[Path], to: Path) -> Path:
@@ -384,6 +382,12 @@ def _find_root(folder: HarborFolder, sandbox: SandboxConfig) -> TaskRoot | None:
         return TaskRoots(sandbox=sandbox).find_root(folder)
     except DockerfileError:
         return None
+
+
+def _originals_below(top: Path, target: str) -> dict[str, Path]:
+    """Return the files of a folder whose names are not carried over: path below `target` -> file."""
+    files = list(_planted_files(top))
+    return {f"{target}/{path.relative_to(top).as_posix()}": path for path in files}
 
 
 def _planted_files(folder: Path) -> Iterator[Path]:
