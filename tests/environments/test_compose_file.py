@@ -73,3 +73,27 @@ def test_what_a_box_does_not_have_is_refused(tmp_path: Path, text: str, words: s
         read_build_files(write_compose(tmp_path, text))
     (tmp_path / "task.toml").write_text("")
     assert list_refusals(read_settings(tmp_path / "task.toml"), tmp_path)
+
+
+@pytest.mark.parametrize("dockerfile", ["../Dockerfile", "/etc/hostname", "link"])
+def test_a_dockerfile_elsewhere_is_refused(tmp_path: Path, dockerfile: str) -> None:
+    text = f"services: {{app: {{build: {{context: ., dockerfile: {dockerfile}}}}}}}"
+    environment = write_compose(tmp_path, text)
+    (tmp_path / "Dockerfile").write_text("FROM debian:12\n")
+    (environment / "link").symlink_to(tmp_path / "Dockerfile")
+    with pytest.raises(ComposeError, match=r"build\.dockerfile .* is no file below environment/"):
+        read_build_files(environment)
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "docker-compose.yaml"])
+def test_a_linked_file_of_the_build_is_refused(tmp_path: Path, name: str) -> None:
+    environment = tmp_path / "environment"
+    environment.mkdir()
+    (tmp_path / "elsewhere").write_text("FROM debian:12\n")
+    (environment / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ComposeError, match=f"{name} is no file below environment/"):
+        read_build_files(environment)
+    (tmp_path / "task.toml").write_text("")
+    assert list_refusals(read_settings(tmp_path / "task.toml"), tmp_path) == [
+        f"{name} is no file below environment/"
+    ]

@@ -100,6 +100,14 @@ def test_files_come_from_the_context_the_network_or_the_image_of_uv(tmp_path: Pa
     assert plan.folders == ["/opt/x", "/data", "/app"]
 
 
+def test_folders_of_applications_and_of_the_home_are_carried(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("1")
+    text = "FROM a\nWORKDIR /usr/src/app/server\nCOPY one /usr/local/bin/\nCOPY one /root/.config/pip/pip.conf\n"
+    plan = read(tmp_path, text)
+    assert (plan.cwd, plan.folders) == ("/usr/src/app/server", ["/usr/src/app"])
+    assert read(tmp_path, text + "COPY one /root/one\n").folders == ["/usr/src/app", "/root"]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -110,6 +118,9 @@ def test_files_come_from_the_context_the_network_or_the_image_of_uv(tmp_path: Pa
         ("FROM a\nCOPY missing /app/\n", "environment/missing does not exist"),
         ("FROM a\nCOPY ../secret /app/\n", "(is outside of|does not exist)"),
         ("FROM a\nCOPY one\n", "line 2: expected what is copied"),
+        ("FROM a\nWORKDIR /usr/src\n", "the working folder /usr/src is one of the system"),
+        ("FROM a\nWORKDIR /etc/nginx\n", "the working folder /etc/nginx is one of the system"),
+        ("FROM a\nWORKDIR /root/.config\n", r"/root/\.config is one of the system or hidden"),
     ],
 )
 def test_what_cannot_be_built_is_refused_with_its_line(

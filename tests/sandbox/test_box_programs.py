@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.environments.sources.harbor.box_programs import write_box_programs
+from openclaw_rl.environments.sources.harbor.box_programs import (
+    uses_package_managers,
+    write_box_programs,
+)
+from openclaw_rl.environments.sources.harbor.task_folder import load_folder
+from openclaw_rl.environments.sources.harbor.task_root import installs_for_tests
 
 
 def run(
@@ -79,3 +84,16 @@ def test_the_installer_of_uv_is_there_where_uv_is(
     assert result.returncode == 0, result.stderr
     text = target.read_text() if target.exists() else result.stdout
     assert text == (programs / "uv-installer.sh").read_text()
+
+
+def test_folders_with_the_names_of_files_are_no_scripts(tmp_path: Path) -> None:
+    for name in ("environment/Dockerfiles", "tests/cases.sh", "solution/more.sh"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "task.toml").write_text("")
+    (tmp_path / "instruction.md").write_text("Do it.")
+    folder = load_folder(tmp_path)
+    assert not uses_package_managers(folder)
+    assert not installs_for_tests(folder)
+    (tmp_path / "tests" / "test.sh").write_text("pip install pytest\n")
+    assert uses_package_managers(folder)
+    assert installs_for_tests(folder)

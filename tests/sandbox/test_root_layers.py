@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import socket
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,11 +16,12 @@ import pytest
 from openclaw_rl.environments.sources.harbor.task_folder import load_folder
 from openclaw_rl.environments.sources.harbor.task_root import TaskRoots
 from openclaw_rl.errors import SandboxError
-from openclaw_rl.sandbox.egress_proxy import is_of_this_machine, open_egress_proxy
+from openclaw_rl.sandbox.egress_proxy import can_reach, open_egress_proxy
 from openclaw_rl.sandbox.package_settings import (
     local_folders,
     package_variables,
     read_package_sources,
+    source_hosts,
 )
 from openclaw_rl.sandbox.root_builds import finish_layer
 from openclaw_rl.sandbox.root_layers import LayeredRoot, RootLayer
@@ -70,6 +73,14 @@ def test_a_build_that_failed_or_was_killed_leaves_nothing_that_counts(tmp_path: 
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
     layer = asyncio.run(store.build_layer(DIGEST, write_file))
     assert not (layer.root / "half").exists()
+
+
+def test_a_folder_that_is_no_layer_is_replaced(tmp_path: Path) -> None:
+    half = tmp_path / DIGEST[:32] / "root"
+    half.mkdir(parents=True)
+    (half / "half").write_text("x")
+    layer = asyncio.run(RootStore(tmp_path).build_layer(DIGEST, write_file))
+    assert [path.name for path in layer.root.iterdir()] == ["file"]
 
 
 def test_no_file_of_a_layer_lets_a_user_run_it_as_its_owner(tmp_path: Path) -> None:
@@ -155,15 +166,50 @@ def test_a_folder_that_cannot_be_mounted_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["127.0.0.1", "127.3.2.1", "0.0.0.0", "::1", "::ffff:127.0.0.1", "169.254.169.254", "fe80::1%eth0"]
+    "address",
+    [
+        "127.0.0.1", "127.3.2.1", "0.0.0.0", "::1", "::ffff:127.0.0.1", "169.254.169.254", "fe80::1%eth0",
+        "100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254", "::ffff:168.63.129.16",
+        "64:ff9b::169.254.169.254", "64:ff9b::127.0.0.1", "2002:7f00:1::", "2002:a9fe:a9fe::1",
+    ],
 )  # fmt: skip
-def test_addresses_of_this_machine(address: str) -> None:
-    assert is_of_this_machine(address)
+def test_no_build_reaches_this_machine_or_a_metadata_service(address: str) -> None:
+    assert not can_reach(address)
+    assert not can_reach(address, is_source=True)
 
 
-@pytest.mark.parametrize("address", ["192.0.2.1", "198.51.100.7", "2001:db8::1"])
-def test_addresses_of_other_machines(address: str) -> None:
-    assert not is_of_this_machine(address)
+@pytest.mark.parametrize(
+    "address",
+    [
+        "10.0.0.5", "172.16.3.4", "192.168.1.1", "100.64.0.1", "203.0.113.80", "fd12::1", "fec0::1", "::10.0.0.5",
+        "64:ff9b::10.0.0.5", "64:ff9b:1::10.0.0.5", "::ffff:192.168.1.1", "2002:c0a8:101::1",
+    ],
+)  # fmt: skip
+def test_only_sources_of_packages_may_be_of_a_private_network(address: str) -> None:
+    assert not can_reach(address)
+    assert can_reach(address, is_source=True)
+
+
+@pytest.mark.parametrize("address", ["151.101.0.223", "2a04:4e42::223", "64:ff9b::8.8.8.8"])
+def test_public_addresses_are_reached(address: str) -> None:
+    assert can_reach(address)
+
+
+def test_only_a_missing_interface_means_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: socket.socket, address: object) -> None:
+        raise OSError(errno.EACCES, "not allowed")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    assert not can_reach("151.101.0.223")
+
+
+def test_hosts_of_packages_are_those_of_the_settings() -> None:
+    places = source_hosts(
+        {"index-url": ["http://mirror.example:8080/simple"], "find-links": ["/w"]}
+    )
+    assert ("mirror.example", 8080) in places
+    assert ("pypi.org", 443) in places
+    assert all(host != "/w" for host, _ in places)
 
 
 async def ask_proxy(request: str) -> bytes:
@@ -178,8 +224,12 @@ async def ask_proxy(request: str) -> bytes:
 @pytest.mark.parametrize(
     ("request_text", "status", "words"),
     [
-        ("CONNECT localhost:{port} HTTP/1.1\r\n\r\n", b"403", b"is of this machine"),
-        ("GET http://127.0.0.1:{port}/ HTTP/1.1\r\n\r\n", b"403", b"is of this machine"),
+        ("CONNECT localhost:{port} HTTP/1.1\r\n\r\n", b"403", b"expected port 80 or 443"),
+        ("CONNECT localhost:443 HTTP/1.1\r\n\r\n", b"403", b"is of this machine"),
+        ("CONNECT 10.0.0.5:80 HTTP/1.1\r\n\r\n", b"403", b"or of a private network"),
+        ("CONNECT server.invalid:22 HTTP/1.1\r\n\r\n", b"403", b"expected port 80 or 443"),
+        ("GET http://127.0.0.1:{port}/ HTTP/1.1\r\n\r\n", b"403", b"expected port 80 or 443"),
+        ("GET http://127.0.0.1/ HTTP/1.1\r\n\r\n", b"403", b"is of this machine"),
         ("GET /local HTTP/1.1\r\n\r\n", b"400", b"expected a request for a proxy"),
         ("GET http://name:word@192.0.2.1/ HTTP/1.1\r\n\r\n", b"400", b"expected a request"),
         ("nonsense\r\n\r\n", b"400", b"expected a request for a proxy"),
@@ -220,7 +270,14 @@ def test_packages_come_from_where_this_machine_gets_them(tmp_path: Path) -> None
     variables = package_variables(sources)
     assert variables["PIP_INDEX_URL"] == variables["UV_DEFAULT_INDEX"]
     assert "secret" not in str(variables)
-    assert local_folders(sources) == {str(wheels): wheels}
+    assert sources["find-links"] == [str(wheels)]
+    assert local_folders(sources) == {"/run/packages/0": wheels}
+    assert variables["PIP_FIND_LINKS"] == variables["UV_FIND_LINKS"] == "/run/packages/0"
+
+
+def test_an_index_in_a_folder_is_left_out(tmp_path: Path) -> None:
+    names = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
+    assert read_package_sources(dict.fromkeys(names, str(tmp_path))).keys() <= {"find-links"}
 
 
 def test_the_setting_is_the_folder_of_the_roots(tmp_path: Path) -> None:

@@ -149,6 +149,29 @@ def test_a_folder_of_a_stranger_is_built_once_and_then_fit(roots: str, public_fo
 
 
 @pytest.mark.timeout(500)
+def test_a_verifier_gets_its_own_home_where_the_task_works_in_it(
+    roots: str, public_folder: Path
+) -> None:
+    dockerfile = DOCKERFILE.replace("/app", "/root").replace("hello", "jq")
+    test = FILES["tests/test_outputs.py"].replace("/app", "/root")
+    planted = (
+        "mkdir -p /root/.config/uv /root/.config/pip; rm -rf /root/.cache /root/.local\n"
+        "printf '[pip]\\nfind-links = [\"/root/evil\"]\\n' | tee /root/.config/uv/uv.toml /root/uv.toml\n"
+        "wc -l </root/access.log >/root/lines\n"
+    )
+    changes = {
+        "environment/Dockerfile": dockerfile,
+        "tests/test_outputs.py": test,
+        "solution/solve.sh": planted,
+    }
+    folder = write_task(**changes)
+    result, _ = build(folder, roots)
+    assert result.state is BuildState.BUILT, result.message
+    fitness = check(folder, roots)
+    assert (fitness.fit, fitness.oracle, fitness.nop) == (True, 1.0, 0.0), fitness.reason
+
+
+@pytest.mark.timeout(500)
 def test_a_step_that_fails_is_named_with_its_end(roots: str, public_folder: Path) -> None:
     text = "FROM debian:12\nRUN echo before && \\\n    echo no luck >&2 && exit 7\n"
     result, _ = build(write_task(**{"environment/Dockerfile": text}), roots)
@@ -221,6 +244,16 @@ def test_a_build_that_is_killed_leaves_nothing_that_counts(roots: str, public_fo
     assert not any(path.is_dir() for path in Path(roots).glob(".building-*"))
     # The next process does this with what the killed one left of its box.
     sweep_leases()
+
+
+def test_a_task_that_cannot_be_read_has_failed_alone(roots: str, public_folder: Path) -> None:
+    folder = write_task()
+    source = source_of(folder, roots)
+    task = source.load_tasks()[0]
+    shutil.rmtree(folder)
+    result = asyncio.run(source.build_task(task, print))
+    assert result.state is BuildState.FAILED
+    assert str(folder) in result.message
 
 
 def test_a_folder_that_boxes_can_have_needs_no_build(roots: str, public_folder: Path) -> None:

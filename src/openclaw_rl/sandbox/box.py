@@ -113,8 +113,8 @@ class Box(Protocol):
         """Write `paths` of the box to a tar file, unread and untrusted, for `load_archive` of another box."""
         ...
 
-    async def load_archive(self, paths: tuple[str, ...], archive: Path) -> None:
-        """Unpack `paths`, and nothing else, of such a tar file, inside the box."""
+    async def load_archive(self, paths: tuple[str, ...], archive: Path, below: str = "/") -> None:
+        """Unpack `paths`, and nothing else, of such a tar file, below a folder inside the box."""
         ...
 
     async def close(self) -> None:

@@ -126,8 +126,8 @@ class CommandBox(abc.ABC):
     async def save_archive(self, paths: tuple[str, ...], archive: Path) -> None:
         await self._save_output(f"tar -C / -cf - {_member_names(paths)}", archive)
 
-    async def load_archive(self, paths: tuple[str, ...], archive: Path) -> None:
-        await self._unpack(archive, "/", paths)
+    async def load_archive(self, paths: tuple[str, ...], archive: Path, below: str = "/") -> None:
+        await self._unpack(archive, check_box_path(below), paths)
 
     async def _save_output(self, command: str, archive: Path) -> None:
         errors = OutputBuffer(1000)

@@ -25,14 +25,19 @@ VERIFIER_VARIABLES = {
     "PYTHONSAFEPATH": "1",
     "PYTHONNOUSERSITE": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
+    "PIP_CONFIG_FILE": "/dev/null",
+    "UV_NO_CONFIG": "1",
 }
-"""Python then imports neither from the current folder nor from the home."""
+"""Python then imports neither from the current folder nor from the home; pip and uv read no settings there."""
+# Below the home, where no file of the model is.
+_CARRIED_HOME = ".openclaw-rl-carried"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
     """How a result is verified. `carried`: paths that are copied from the model's box, without `left_out` names.
 
+    `home`: of the verifier; its hidden files and folders, such as settings and caches, are those of the fresh box.
     `tests`: path in the box -> file or folder of this machine; written last, in place of whatever the model left there.
     `cleared`: the fresh box has these paths with content of its own, which the copies replace.
     `keeps_used`: the model's box stays open, for work after this verification.
@@ -46,6 +51,7 @@ class Verification:
     carried: tuple[str, ...] = (WORK_FOLDER,)
     left_out: tuple[str, ...] = PLANTED_NAMES
     hidden: tuple[str, ...] = ()
+    home: str | None = None
     cleared: bool = False
     keeps_used: bool = False
     results: str | None = None
@@ -100,19 +106,47 @@ async def move_to_fresh_box(used: Box, fresh: Box, plan: Verification) -> None:
                 await used.close()
         await fresh.open()
         if plan.cleared:
-            await _clear_folders(fresh, plan.carried)
-        await fresh.load_archive(plan.carried, archive)
+            await _clear_folders(fresh, plan)
+        others = tuple(path for path in plan.carried if path != plan.home)
+        if others:
+            await fresh.load_archive(others, archive)
+        if plan.home is not None and plan.home in plan.carried:
+            await _load_home(fresh, plan.home, archive)
         await _replace_tests(fresh, plan)
 
 
-async def _clear_folders(fresh: Box, paths: tuple[str, ...]) -> None:
-    """Remove what is below these folders, so that a file that was removed by the model stays so."""
-    quoted = " ".join(shlex.quote(check_box_path(path)) for path in paths)
-    cleared = await fresh.run(f"find {quoted} -mindepth 1 -delete", cwd="/")
+async def _load_home(fresh: Box, home: str, archive: Path) -> None:
+    """Unpack the home without its hidden names: beside it first, as a forged archive can spell a path in many ways."""
+    beside = f"{home}/{_CARRIED_HOME}"
+    await fresh.load_archive((home,), archive, beside)
+    unpacked = shlex.quote(beside + home)
+    moved = await fresh.run(
+        f"find {unpacked} -mindepth 1 -maxdepth 1 ! -name '.*' -exec mv -f -- {{}} {shlex.quote(home)}/ \\; "
+        f"&& rm -rf -- {shlex.quote(beside)}",
+        cwd="/",
+    )
+    if moved.exit_code:
+        raise SandboxError(
+            f"the home could not be carried: {moved.stderr.decode(errors='replace')}"
+        )
+
+
+async def _clear_folders(fresh: Box, plan: Verification) -> None:
+    """Remove what is below the carried folders, so that a file that was removed by the model stays so."""
+    find = _find_carried(plan, "-mindepth 1")
+    cleared = await fresh.run(f"{find} -prune -exec rm -rf -- {{}} +", cwd="/")
     if cleared.exit_code:
         raise SandboxError(
             f"the folders of the task could not be cleared: {cleared.stderr.decode(errors='replace')}"
         )
+
+
+def _find_carried(plan: Verification, options: str = "") -> str:
+    """Return the start of a command that finds what is in the carried folders, without hidden names of the home."""
+    carried = " ".join(shlex.quote(check_box_path(path)) for path in plan.carried)
+    if plan.home is None:
+        return f"find {carried} {options}"
+    return f"find {carried} {options} -path {shlex.quote(f'{plan.home}/.*')} -prune -o"
 
 
 def _remove_links(hidden: tuple[str, ...]) -> str:
@@ -132,15 +166,14 @@ done"""
 
 async def _replace_tests(fresh: Box, plan: Verification) -> None:
     commands = []
+    find = _find_carried(plan)
     if plan.left_out:
-        carried = " ".join(shlex.quote(check_box_path(path)) for path in plan.carried)
         names = " -o ".join(f"-name {shlex.quote(name)}" for name in plan.left_out)
-        commands.append(rf"find {carried} \( {names} \) -prune -exec rm -rf -- {{}} + || exit 1")
+        commands.append(rf"{find} \( {names} \) -prune -exec rm -rf -- {{}} + || exit 1")
     if plan.hidden:
-        carried = " ".join(shlex.quote(check_box_path(path)) for path in plan.carried)
-        commands.append(rf"find {carried} \( -type p -o -type s \) -exec rm -f -- {{}} + || exit 1")
+        commands.append(rf"{find} \( -type p -o -type s \) -exec rm -f -- {{}} + || exit 1")
         commands.append(
-            f"find {carried} -type l -exec sh -c {shlex.quote(_remove_links(plan.hidden))} _ {{}} + || exit 1"
+            f"{find} -type l -exec sh -c {shlex.quote(_remove_links(plan.hidden))} _ {{}} + || exit 1"
         )
     for path in plan.tests:
         # A writable folder of the box itself can only be emptied.

@@ -5,23 +5,33 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import stat
+from fnmatch import fnmatch
 from pathlib import Path
 
 from openclaw_rl.sandbox.root_layers import RootLayer
 
-_FORMAT = b"1"
+_FORMAT = b"2"
 _PACKAGES = Path("/var/lib/dpkg/status")
 _RELEASE = Path("/etc/os-release")
-# Below /etc: of this machine, its users and its network, not of its system.
-_OWN_SETTINGS = frozenset(
-    {
-        "auth.conf", "auth.conf.d", "crypttab", "environment", "exports", "fstab", "hostname", "hosts", "machine-id",
-        "mtab", "netrc", "openclaw-rl", "pip.conf", "resolv.conf", "shadow", "shadow-", "gshadow", "gshadow-", "ssh",
-        "sudoers", "sudoers.d",
-    }
+_SYSTEM = Path("/usr")
+# Below /etc: what programs and the scripts of packages read, and no settings that a user of this machine writes.
+_SETTINGS = (
+    "ImageMagick-*", "R", "X11", "adduser.conf", "alternatives", "apt", "bash.bashrc", "ca-certificates",
+    "ca-certificates.conf", "debconf.conf", "debian_version", "deluser.conf", "dpkg", "emacs", "ethertypes", "fonts",
+    "gai.conf", "group", "groff", "gss", "host.conf", "init.d", "inputrc", "issue", "java*", "kernel", "ld.so.*",
+    "libaudit.conf", "locale.alias", "locale.gen", "localtime", "login.defs", "logrotate.d", "lsb-release", "magic*",
+    "manpath.config", "maven", "mime.types", "mke2fs.conf", "netconfig", "nsswitch.conf", "os-release", "pam.conf",
+    "pam.d", "passwd", "perl", "pki", "profile", "protocols", "python3*", "rc?.d", "rmt", "rpc", "security", "selinux",
+    "services", "sgml", "shells", "skel", "ssl", "subgid", "subuid", "terminfo", "texmf", "timezone", "ucf.conf",
+    "update-motd.d", "vim", "xattr.conf", "xdg", "xml",
 )  # fmt: skip
+_NOT_COPIED = frozenset({"auth.conf", "auth.conf.d", "private"})
+_EMPTY_SETTINGS = ("cron.d", "cron.daily", "default", "profile.d", "sysctl.d", "systemd/system")
+# An address with a user, and often a password.
+_WITH_USER = re.compile(rb"://[^/\s@\"']+@")
 # Below /var/lib: what the scripts of packages read.
 _PACKAGE_STATE = (
     "dpkg",
@@ -69,7 +79,10 @@ def describe_host() -> str:
 
 
 def write_host_base(layer: RootLayer) -> None:
-    """Write the layer. Of /etc it has the files that every user of this machine can read, without its own settings."""
+    """Write the layer: settings of programs that every user of this machine can read, without passwords.
+
+    Files of /usr that not every user can read are hidden, as a build is root.
+    """
     for name in _EMPTY_FOLDERS:
         (layer.root / name).mkdir(parents=True, exist_ok=True)
     for name in ("tmp", "var/tmp"):
@@ -78,7 +91,7 @@ def write_host_base(layer: RootLayer) -> None:
         path = Path("/", name)
         if path.is_symlink():
             (layer.root / name).symlink_to(path.readlink())
-    _copy_readable(Path("/etc"), layer.root / "etc")
+    copy_settings(Path("/etc"), layer.root / "etc")
     for name in _PACKAGE_STATE:
         if Path("/var/lib", name).is_dir():
             _copy_readable(Path("/var/lib", name), layer.root / "var" / "lib" / name)
@@ -93,25 +106,85 @@ def write_host_base(layer: RootLayer) -> None:
     services.parent.mkdir(parents=True, exist_ok=True)
     services.write_text(_NO_SERVICES, encoding="utf-8")
     services.chmod(0o755)
+    hide_unreadable(_SYSTEM, layer.usr)
+
+
+def hide_unreadable(system: Path, layer: Path) -> None:
+    """Mark files and folders below `system` as removed in `layer`, unless every user can read them."""
+    for parent, folders, files in os.walk(system):
+        for name in (*folders, *files):
+            path = Path(parent, name)
+            if _is_readable(path):
+                continue
+            mark = layer / path.relative_to(system)
+            _make_parents(mark.parent, path.parent, layer)
+            mark.unlink(missing_ok=True)
+            os.mknod(mark, stat.S_IFCHR, 0)
+            if name in folders:
+                folders.remove(name)
+
+
+def _is_readable(path: Path) -> bool:
+    """Return whether every user can read a file, or list and enter a folder."""
+    mode = path.lstat().st_mode
+    needed = 0o005 if stat.S_ISDIR(mode) else 0o004
+    return stat.S_ISLNK(mode) or mode & needed == needed
+
+
+def _make_parents(folder: Path, original: Path, top: Path) -> None:
+    """Make a folder of a layer like the original, whose mode and owner it replaces."""
+    if folder == top or folder.is_dir():
+        return
+    _make_parents(folder.parent, original.parent, top)
+    folder.mkdir()
+    shutil.copystat(original, folder)
+    status = original.stat()
+    os.chown(folder, status.st_uid, status.st_gid)
+
+
+def copy_settings(source: Path, target: Path) -> None:
+    """Copy those of /etc that builds need, and make folders that packages write to."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.iterdir()):
+        if any(fnmatch(path.name, pattern) for pattern in _SETTINGS):
+            _copy_path(path, target / path.name)
+    for name in _EMPTY_SETTINGS:
+        (target / name).mkdir(parents=True, exist_ok=True)
 
 
 def _copy_readable(source: Path, target: Path) -> None:
-    """Copy what every user can read, with modes and owners; links stay links."""
+    """Copy what every user can read, with modes and owners."""
     target.mkdir(parents=True, exist_ok=True)
     shutil.copystat(source, target)
     for path in sorted(source.iterdir()):
-        status = path.lstat()
-        copy = target / path.name
-        if path.name in _OWN_SETTINGS:
-            continue
-        if stat.S_ISLNK(status.st_mode):
-            copy.symlink_to(path.readlink())
-        elif stat.S_ISDIR(status.st_mode):
-            if status.st_mode & 0o005 == 0o005:
-                _copy_readable(path, copy)
-        elif stat.S_ISREG(status.st_mode) and status.st_mode & 0o004:
-            shutil.copy2(path, copy)
-            os.chown(copy, status.st_uid, status.st_gid)
+        if path.name not in _NOT_COPIED:
+            _copy_path(path, target / path.name)
+
+
+def _copy_path(path: Path, copy: Path) -> None:
+    """Copy a file or folder that every user can read; a link stays a link."""
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        copy.symlink_to(path.readlink())
+    elif stat.S_ISDIR(status.st_mode):
+        if status.st_mode & 0o005 == 0o005:
+            _copy_readable(path, copy)
+    elif stat.S_ISREG(status.st_mode) and status.st_mode & 0o004:
+        _copy_file(path, copy)
+
+
+def _copy_file(path: Path, copy: Path) -> None:
+    """Copy a file. One with a user in an address is left out; of a list of apt, the line."""
+    content = path.read_bytes()
+    if _WITH_USER.search(content):
+        if path.suffix != ".list":
+            return
+        lines = content.splitlines(keepends=True)
+        content = b"".join(line for line in lines if not _WITH_USER.search(line))
+    copy.write_bytes(content)
+    shutil.copystat(path, copy)
+    status = path.stat()
+    os.chown(copy, status.st_uid, status.st_gid)
 
 
 def _write_shadow(etc: Path) -> None:

@@ -16,9 +16,10 @@ from openclaw_rl.errors import SandboxError
 from openclaw_rl.sandbox.box import BoxLimits, BoxRoot, CommandResult
 from openclaw_rl.sandbox.box_commands import BOX_PATH
 from openclaw_rl.sandbox.bubblewrap import BubblewrapBox
+from openclaw_rl.sandbox.build_watch import DiskBounds, watch_disk
 from openclaw_rl.sandbox.egress_proxy import open_egress_proxy
 from openclaw_rl.sandbox.gateway_relay import forward_gateway_port
-from openclaw_rl.sandbox.package_settings import local_folders, package_variables
+from openclaw_rl.sandbox.package_settings import local_folders, package_variables, source_hosts
 from openclaw_rl.sandbox.root_layers import LayeredRoot, RootLayer, find_layer_problem
 
 PROGRAMS_FOLDER = "/usr/local/lib/openclaw-rl/programs"
@@ -60,13 +61,14 @@ async def open_build_box(
     layer: RootLayer,
     limits: BoxLimits,
     sources: Mapping[str, list[str]],
+    bounds: DiskBounds | None = None,
 ) -> AsyncIterator[BuildBox]:
     """Open a box that writes `layer` above the layers `below`. `sources`: of packages, from `read_package_sources`.
 
-    Raises `SandboxError` if this machine cannot build.
+    `bounds`: of the disk. Raises `SandboxError` if this machine cannot build, and if the build passes a bound.
     """
     find_layer_problem(raise_it=True)
-    async with open_egress_proxy() as address:
+    async with open_egress_proxy(source_hosts(sources)) as address:
         root = BoxRoot(
             layers=LayeredRoot(layers=below, target=layer),
             writable=(),
@@ -76,12 +78,23 @@ async def open_build_box(
         box = BubblewrapBox(root, limits)
         try:
             await box.open()
+            _check_held_limits(box)
             proxy = await forward_gateway_port(box)
             names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
             variables = _BUILD_VARIABLES | dict.fromkeys(names, proxy) | package_variables(sources)
-            yield BuildBox(box=box, variables=variables)
+            async with watch_disk(layer.folder, bounds or DiskBounds(), box.close):
+                yield BuildBox(box=box, variables=variables)
         finally:
             await asyncio.shield(box.close())
+
+
+def _check_held_limits(box: BubblewrapBox) -> None:
+    """Raises `SandboxError` unless the number of processes is limited: the other limit does not count for root."""
+    if "processes" not in box.held_limits:
+        raise SandboxError(
+            "no control group can be made here, so that nothing limits the processes of a build, which is root: "
+            "expected the controller pids of control groups, writable for this process"
+        )
 
 
 def write_programs(layer: RootLayer) -> None:
@@ -97,19 +110,22 @@ def finish_layer(layer: RootLayer, given: Collection[str], removed: Collection[s
 
     `removed`: folders that do not stay. No process of the build runs any more.
     """
-    for name in _NOT_KEPT:
-        if (layer.root / name).is_symlink():
-            raise SandboxError(f"the build made /{name} a link, which a box cannot have")
+    _refuse_links(layer)
     for path in (*(f"/{name}" for name in _NOT_KEPT), *removed):
         folder = layer.find_folder(path)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
     for top in (layer.root, layer.usr):
         _make_readable(top)
-    for path in given:
-        folder = layer.find_folder(path)
-        if folder is not None:
-            _give_away(folder)
+    folders = map(layer.find_folder, given)
+    for folder in filter(None, folders):
+        _give_away(folder)
+
+
+def _refuse_links(layer: RootLayer) -> None:
+    for name in _NOT_KEPT:
+        if (layer.root / name).is_symlink():
+            raise SandboxError(f"the build made /{name} a link, which a box cannot have")
 
 
 def _make_readable(folder: Path) -> None:

@@ -20,6 +20,15 @@ _SYSTEM = Path("/usr")
 # Characters that separate the options of an overlay mount.
 _SEPARATORS = frozenset(":,\\\n")
 _MOUNT_FLAGS = "nosuid,nodev"
+# Device nodes of a box: name -> major and minor number.
+_DEVICES = {
+    "null": (1, 3),
+    "zero": (1, 5),
+    "full": (1, 7),
+    "random": (1, 8),
+    "urandom": (1, 9),
+    "tty": (5, 0),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +38,21 @@ class RootLayer:
     folder: Path
 
     def find_folder(self, path: str) -> Path | None:
-        """Return the folder that this layer has at a path outside of /usr; None also if a link leads there.
+        """Return the folder that this layer has at a path; None also if a link leads there.
 
         What a build wrote is not trusted: a link would lead to this machine's own files.
         """
-        at = self.root
-        for name in Path(path).parts[1:]:
+        at, names = self.split_path(path)
+        for name in names:
             at /= name
             if at.is_symlink() or not at.is_dir():
                 return None
         return at
+
+    def split_path(self, path: str) -> tuple[Path, tuple[str, ...]]:
+        """Return the folder of this layer that has a path, and the names of the path below it."""
+        names = Path(path).parts[1:]
+        return (self.usr, names[1:]) if names[:1] == ("usr",) else (self.root, names)
 
     @property
     def root(self) -> Path:
@@ -58,20 +72,19 @@ class RootLayer:
 class LayeredRoot:
     """A root of several layers, the topmost first. `target`: the layer that a build writes; None: nothing is written.
 
-    Without a target, files outside of /usr can be changed in memory, in the folders that are writable in the box.
+    Without a target, files can be changed in memory, in the folders that are writable in the box.
     """
 
     layers: tuple[RootLayer, ...]
     target: RootLayer | None = None
 
     def find_path(self, path: str) -> Path | None:
-        """Return the file, folder or link of the topmost layer that has a path outside of /usr, or None.
+        """Return the file, folder or link of the topmost layer that has a path, or None.
 
         None also if the path was removed, or leads through a link.
         """
-        names = Path(path).parts[1:]
         for layer in self.layers:
-            at = layer.root
+            at, names = layer.split_path(path)
             for depth, name in enumerate(names, 1):
                 at /= name
                 if not os.path.lexists(at):
@@ -109,6 +122,7 @@ class LayeredRoot:
                 [
                     _mount_overlay(at, lower_root, self.target.root, work_root),
                     _mount_overlay(at / "usr", lower_usr, self.target.usr, work_usr),
+                    _replace_devices(memory),
                 ]
             )
         size = f"mode=0711,size={disk},{_MOUNT_FLAGS}"
@@ -116,24 +130,36 @@ class LayeredRoot:
         return "\n".join(
             [
                 f"mount -t tmpfs -o {size} tmpfs {quoted}",
-                f"mkdir -m 0755 {quoted}/upper",
-                f"mkdir -m 0700 {quoted}/work",
+                f"mkdir -m 0755 {quoted}/upper {quoted}/upper-usr",
+                f"mkdir -m 0700 {quoted}/work {quoted}/work-usr",
                 _mount_overlay(at, lower_root, memory / "upper", memory / "work"),
-                _mount_overlay(at / "usr", lower_usr),
+                _mount_overlay(at / "usr", lower_usr, memory / "upper-usr", memory / "work-usr"),
             ]
         )
 
 
-def _mount_overlay(
-    at: Path, lower: list[Path], upper: Path | None = None, work: Path | None = None
-) -> str:
+def _replace_devices(folder: Path) -> str:
+    """Return shell commands that put new device nodes over this machine's, in this mount namespace.
+
+    A build is root, who could change the mode and the owner of a node that it sees.
+    """
+    quoted = shlex.quote(str(folder))
+    commands = [f"mount -t tmpfs -o mode=0755,size=64k,nosuid,noexec tmpfs {quoted}"]
+    for name, (major, minor) in _DEVICES.items():
+        node = f"{quoted}/{name}"
+        commands.append(f"mknod -m 0666 {node} c {major} {minor}")
+        commands.append(f"mount --bind {node} /dev/{name}")
+    return "\n".join(commands)
+
+
+def _mount_overlay(at: Path, lower: list[Path], upper: Path, work: Path) -> str:
     for path in (*lower, upper, work):
-        if path is not None and _SEPARATORS & set(str(path)):
+        if _SEPARATORS & set(str(path)):
             raise SandboxError(
                 f"{path}: expected a path without ':', ',' and '\\' for the roots of boxes (sandbox.roots)"
             )
     options = f"{_MOUNT_FLAGS},lowerdir={':'.join(map(str, lower))}"
-    options += ",ro" if upper is None else f",upperdir={upper},workdir={work}"
+    options += f",upperdir={upper},workdir={work}"
     return f"mount -t overlay -o {shlex.quote(options)} overlay {shlex.quote(str(at))}"
 
 
@@ -143,8 +169,12 @@ def wrap_in_mounts(commands: str, program: Path, user: int | None) -> list[str]:
     `user`: who runs it; None: who runs this process. The arguments of the program follow. Raises `SandboxError`.
     """
     find_layer_problem(raise_it=True)
-    change = "" if user is None else f"setpriv --reuid {user} --regid {user} --clear-groups -- "
-    script = f'set -e\n{commands}\nexec {change}{shlex.quote(str(program))} "$@"\n'
+    # Process 1 of the box shows how it was called to all in the box: by its name, without a path of this machine.
+    start = f'PATH={shlex.quote(str(program.parent))}; exec {shlex.quote(program.name)} "$@"'
+    if user is not None:
+        change = f"setpriv --reuid {user} --regid {user} --clear-groups"
+        start = f'exec {change} -- /bin/sh -c {shlex.quote(start)} bwrap "$@"'
+    script = f"set -e\n{commands}\n{start}\n"
     unshare = shutil.which("unshare") or "unshare"
     return [unshare, "--mount", "--propagation", "private", "--", "/bin/sh", "-c", script, "bwrap"]
 

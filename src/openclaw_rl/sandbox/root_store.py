@@ -74,6 +74,8 @@ class RootStore:
             await asyncio.to_thread(_remove_set_id, begun.folder)
             (begun.folder / _FACTS).write_text(json.dumps(dict(facts)), encoding="utf-8")
             layer = RootLayer(self._path_of(digest))
+            # One that was removed in part, or that another program left.
+            await asyncio.to_thread(shutil.rmtree, layer.folder, ignore_errors=True)
             begun.folder.rename(layer.folder)
             return layer
         finally:

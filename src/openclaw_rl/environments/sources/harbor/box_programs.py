@@ -32,7 +32,8 @@ def uses_package_managers(folder: HarborFolder) -> bool:
     for step in folder.list_steps():
         for scripts in (*step.test_folders, step.solution):
             paths += scripts.glob("*.sh")
-    return any(_USES.search(path.read_text(encoding="utf-8", errors="replace")) for path in paths)
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths if path.is_file()]
+    return any(map(_USES.search, texts))
 
 
 def write_box_programs(to: Path) -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from openclaw_rl.environments.sources.harbor.compose_file import ComposeError
 from openclaw_rl.environments.sources.harbor.dockerfile import DockerfileError
 from openclaw_rl.environments.sources.harbor.task_box import TaskBox, UnfitTask
 from openclaw_rl.environments.sources.harbor.task_folder import HarborFolder, load_folder
@@ -18,8 +19,19 @@ from openclaw_rl.environments.sources.harbor.task_root import (
 )
 from openclaw_rl.environments.sources.harbor.task_settings import list_refusals
 from openclaw_rl.environments.types import BuildState, EnvironmentTask, TaskBuild
-from openclaw_rl.errors import SandboxError
+from openclaw_rl.errors import ConfigError, SandboxError
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
+
+# shutil.Error of a copy is an OSError, and text in another encoding a ValueError.
+_FAILURES = (
+    RootBuildFailed,
+    DockerfileError,
+    ComposeError,
+    SandboxError,
+    ConfigError,
+    OSError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,22 +43,28 @@ class TaskBuilder:
     granted: Mapping[str, str] = field(default_factory=dict)
 
     async def build(self, task: EnvironmentTask, note: Callable[[str], None]) -> TaskBuild:
-        """Build the root of a task, unless it is there or not needed. `note`: gets each step in words."""
+        """Build the root of a task, unless it is there or not needed. `note`: gets each step in words.
+
+        A task that cannot be read, or whose files cannot be written, has failed with the reason.
+        """
+        try:
+            return await self._build(task, note)
+        except _FAILURES as error:
+            return TaskBuild(task=task.id, state=BuildState.FAILED, message=str(error))
+
+    async def _build(self, task: EnvironmentTask, note: Callable[[str], None]) -> TaskBuild:
         folder = await asyncio.to_thread(load_folder, Path(task.data["folder"]))
         reasons = list_refusals(folder.settings, folder.path)
         if reasons:
             return TaskBuild(task=task.id, state=BuildState.UNFIT, message="; ".join(reasons))
         roots = TaskRoots(sandbox=self.sandbox, sources=self.sources)
-        try:
-            root = await asyncio.to_thread(roots.find_root, folder)
-            state = BuildState.PRESENT
-            if root is None and not await self._needs_build(folder):
-                return TaskBuild(task=task.id, state=BuildState.NOT_NEEDED)
-            if root is None:
-                state = BuildState.BUILT
-                root = await roots.build_root(folder, note)
-        except (RootBuildFailed, DockerfileError, SandboxError) as error:
-            return TaskBuild(task=task.id, state=BuildState.FAILED, message=str(error))
+        root = await asyncio.to_thread(roots.find_root, folder)
+        state = BuildState.PRESENT
+        if root is None and not await self._needs_build(folder):
+            return TaskBuild(task=task.id, state=BuildState.NOT_NEEDED)
+        if root is None:
+            state = BuildState.BUILT
+            root = await roots.build_root(folder, note)
         return TaskBuild(task=task.id, state=state, message=root.stand_in)
 
     async def _needs_build(self, folder: HarborFolder) -> bool:

@@ -43,7 +43,9 @@ def read_build_files(environment: Path) -> BuildFiles:
     """Return what `environment` of a task is built from. Raises `ComposeError`."""
     file = next((environment / name for name in _NAMES if (environment / name).is_file()), None)
     if file is None:
+        _check_place(environment, environment / "Dockerfile", "Dockerfile")
         return BuildFiles(context=environment)
+    _check_place(environment, file, file.name)
     try:
         content = read_yaml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -73,13 +75,21 @@ def _read_service(environment: Path, name: str, service: Mapping[str, Any]) -> B
     context = environment if place in _OWN_CONTEXTS else environment / place
     if not context.resolve().is_relative_to(environment.resolve()) or not context.is_dir():
         raise ComposeError(f"{name}: build.context {place} is no folder below environment/")
+    dockerfile = str(settings.get("dockerfile") or "Dockerfile")
+    _check_place(environment, context / dockerfile, f"{name}: build.dockerfile {dockerfile}")
     return BuildFiles(
         context=context,
-        dockerfile=str(settings.get("dockerfile") or "Dockerfile"),
+        dockerfile=dockerfile,
         arguments=_read_pairs(settings.get("args"), name),
         variables=_read_pairs(service.get("environment"), name),
         cwd=service.get("working_dir"),
     )
+
+
+def _check_place(environment: Path, file: Path, name: str) -> None:
+    """Raises `ComposeError` for a file outside of `environment`, also by a link."""
+    if not file.resolve().is_relative_to(environment.resolve()):
+        raise ComposeError(f"{name} is no file below environment/")
 
 
 def _check_keys(table: Mapping[str, Any], known: frozenset[str], where: str) -> None:

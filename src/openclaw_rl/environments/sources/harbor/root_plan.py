@@ -44,6 +44,10 @@ _SYSTEM_FOLDERS = frozenset(
 )  # fmt: skip
 
 
+_DEEPER_FOLDERS = frozenset({"home", "opt", "srv", "var", "mnt"})
+"""At the top, with a folder for each application or user."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootRun:
     """Run a command for a shell in the folder `cwd`, made if it is missing. `shown`: it as the file has it."""
@@ -89,13 +93,42 @@ class RootPlan:
 
     def add_path(self, path: str) -> None:
         """Note the folder at the top that a path is in, unless it is one of the system or may hold large programs."""
-        parts = PurePosixPath(path).parts
-        if len(parts) < 2 or parts[1] in _SYSTEM_FOLDERS:
-            return
-        depth = 3 if parts[1] in ("home", "opt", "srv", "var", "mnt") else 2
-        folder = str(PurePosixPath(*parts[:depth]))
-        if folder not in self.folders:
+        folder = _find_work_folder(path)
+        if folder is not None and folder not in self.folders:
             self.folders.append(folder)
+
+
+def _find_work_folder(path: str) -> str | None:
+    """Return the folder of a path that is carried to the verifier, or None for the system's."""
+    parts = PurePosixPath(path).parts
+    if _is_below_sources(path):
+        return str(PurePosixPath(*parts[:4]))
+    if len(parts) < 2 or parts[1] in _SYSTEM_FOLDERS or _is_hidden_at_home(path):
+        return None
+    depth = 3 if parts[1] in _DEEPER_FOLDERS else 2
+    return str(PurePosixPath(*parts[:depth]))
+
+
+def _is_below_sources(path: str) -> bool:
+    """Return whether a path is in a folder of /usr/src, where images have the folder of an application."""
+    parts = PurePosixPath(path).parts
+    return len(parts) > 3 and parts[:3] == ("/", "usr", "src")
+
+
+def _is_hidden_at_home(path: str) -> bool:
+    """Return whether a path is hidden in the home of the verifier, where it has its own settings and caches."""
+    parts = PurePosixPath(path).parts
+    return len(parts) > 2 and parts[1] == "root" and parts[2].startswith(".")
+
+
+def _check_working_folder(path: str) -> None:
+    top = PurePosixPath(path).parts[1]
+    is_of_system = top in _SYSTEM_FOLDERS - {"tmp"} and not _is_below_sources(path)
+    if is_of_system or _is_hidden_at_home(path):
+        raise DockerfileError(
+            f"the working folder {path} is one of the system or hidden in /root, whose changes no box carries to "
+            "the verifier"
+        )
 
 
 def read_root_plan(files: BuildFiles) -> RootPlan:
@@ -137,6 +170,7 @@ def read_root_plan(files: BuildFiles) -> RootPlan:
         plan.cwd = "/app"
         plan.add_path(plan.cwd)
         _add_run(plan, "true", 0)
+    _check_working_folder(plan.cwd)
     return plan
 
 
@@ -207,19 +241,28 @@ def _read_copy_words(text: str, where: str) -> _CopyWords:
     if len(paths) < 2:
         raise DockerfileError(f"{where}: expected what is copied, and where to")
     *sources, target = paths
+    return _CopyWords(
+        sources=sources,
+        target=target,
+        is_folder=len(sources) > 1 or target.endswith(("/", "/.")) or target == ".",
+        is_of_uv=_is_of_uv(flags, where),
+        mode=_read_mode(flags),
+    )
+
+
+def _is_of_uv(flags: Sequence[str], where: str) -> bool:
+    """Return whether the programs of uv are copied. Raises `DockerfileError` for any other image."""
     is_of_uv = any(map(_UV_IMAGE.fullmatch, flags))
     if not is_of_uv and any(flag.startswith("--from") for flag in flags):
         raise DockerfileError(
             f"{where}: it copies from another image, which needs a container builder"
         )
+    return is_of_uv
+
+
+def _read_mode(flags: Sequence[str]) -> str | None:
     modes = [flag.removeprefix("--chmod=") for flag in flags if flag.startswith("--chmod=")]
-    return _CopyWords(
-        sources=sources,
-        target=target,
-        is_folder=len(sources) > 1 or target.endswith(("/", "/.")) or target == ".",
-        is_of_uv=is_of_uv,
-        mode=modes[0] if modes else None,
-    )
+    return modes[0] if modes else None
 
 
 def _add_uv(plan: RootPlan, copy: _CopyWords, path: str, line: int) -> None:

@@ -28,8 +28,14 @@ from openclaw_rl.environments.sources.harbor.dockerfile import (
     RunStep,
     read_build_plan,
 )
+from openclaw_rl.environments.sources.harbor.root_plan import read_root_plan
 from openclaw_rl.environments.sources.harbor.task_folder import HarborFolder
-from openclaw_rl.environments.sources.harbor.task_root import TaskRoot, TaskRoots
+from openclaw_rl.environments.sources.harbor.task_root import (
+    VERIFIER_HOME,
+    VERIFIER_HOME_VARIABLES,
+    TaskRoot,
+    TaskRoots,
+)
 from openclaw_rl.environments.sources.harbor.task_settings import fill_variables, list_refusals
 from openclaw_rl.environments.types import PlayOutcome, void_outcome
 from openclaw_rl.errors import ConfigError
@@ -110,16 +116,27 @@ class TaskBox:
             self._has_programs = self.root is None and uses_package_managers(self.folder)
             self.plan = self._make_plan()
             self.plan.cwd = settings.environment.workdir or self.plan.cwd
-            self.plan.add_folder(self.plan.cwd)
+            if self.root is None or not self._is_carried(self.plan.cwd):
+                self.plan.add_folder(self.plan.cwd)
             self.plan.variables |= fill_variables(settings.environment.env, self.granted)
             for step in self.folder.list_steps():
                 fill_variables(step.verifier.env | step.solution_variables, self.granted)
         except DockerfileError as error:
-            raise UnfitTask(f"{error}. {BUILD_CURE}") from None
-        except (ConfigError, ValueError) as error:
+            raise UnfitTask(f"{error}{self._build_advice()}") from None
+        except (ConfigError, OSError, ValueError) as error:
             raise UnfitTask(str(error)) from None
         self.box = self._new_box(self.access)
         self.fixed_variables = {}
+
+    def _build_advice(self) -> str:
+        """Return how a task whose Dockerfile no box can follow gets a root, or why it cannot; "" if it has one."""
+        if self.root is not None:
+            return ""
+        try:
+            read_root_plan(self.folder.build_files)
+        except DockerfileError as error:
+            return f". No root can be built for it: {error}"
+        return f". {BUILD_CURE}"
 
     def _make_plan(self) -> BuildPlan:
         """Return what a box of the task needs: of its root, or of its Dockerfile. Raises `DockerfileError`."""
@@ -217,6 +234,7 @@ class TaskBox:
             carried=self._carried_folders(),
             hidden=_OWN_FOLDERS,
             cleared=self.root is not None,
+            home=self._verifier_home,
             keeps_used=continues,
             tests=tests,
             results=_RESULTS,
@@ -252,6 +270,7 @@ class TaskBox:
                 carried=self._carried_folders(),
                 hidden=_OWN_FOLDERS,
                 cleared=self.root is not None,
+                home=self._verifier_home,
                 tests=self._planted_originals() | await self._programs(scratch),
             )
             await move_to_fresh_box(used, self.box, plan)
@@ -270,6 +289,10 @@ class TaskBox:
     def _carried_folders(self) -> tuple[str, ...]:
         return tuple(folder for folder in self.plan.folders if folder not in _OWN_FOLDERS)
 
+    @property
+    def _verifier_home(self) -> str | None:
+        return VERIFIER_HOME if self.root is not None else None
+
     def _verifier_variables(self) -> dict[str, str]:
         variables = dict(self.plan.variables)
         # Programs of the box come before those that the policy may have left.
@@ -283,7 +306,7 @@ class TaskBox:
         changed = [one for one in folders if self._is_carried(one)]
         trusted = [one for one in folders if one not in changed]
         variables["PATH"] = ":".join([*trusted, *BOX_PATH.split(":"), *changed])
-        return variables
+        return variables | VERIFIER_HOME_VARIABLES
 
     def _is_carried(self, path: str) -> bool:
         parents = (path, *(str(one) for one in PurePosixPath(path).parents))
@@ -327,21 +350,21 @@ class TaskBox:
     def _planted_originals(self) -> dict[str, Path]:
         """Return the task's own files among the names that are not carried over: path in the box -> file."""
         originals: dict[str, Path] = {}
-        if self.root is not None:
-            for folder in self._carried_folders():
-                for layer in reversed(self.root.task_layers):
-                    top = layer.find_folder(folder)
-                    if top is None:
-                        continue
-                    for path in _planted_files(top):
-                        originals[f"{folder}/{path.relative_to(top).as_posix()}"] = path
+        for folder in self._carried_folders():
+            originals |= self._built_originals(folder)
         for step in self.plan.steps:
             if isinstance(step, CopyStep) and step.source.is_dir():
-                target = step.target.rstrip("/")
-                for path in _planted_files(step.source):
-                    name = path.relative_to(step.source).as_posix()
-                    originals[f"{target}/{name}"] = path
+                originals |= _originals_below(step.source, step.target.rstrip("/"))
         return originals
+
+    def _built_originals(self, folder: str) -> dict[str, Path]:
+        """Return those of a folder of the built root; nothing hidden in the home, which is the verifier's own."""
+        layers = self.root.task_layers if self.root is not None else ()
+        originals: dict[str, Path] = {}
+        for top in filter(None, (layer.find_folder(folder) for layer in reversed(layers))):
+            originals |= _originals_below(top, folder)
+        hidden = f"{VERIFIER_HOME}/."
+        return {path: file for path, file in originals.items() if not path.startswith(hidden)}
 
 
 def _join_folders(folders: Sequence[Path], to: Path) -> Path:
@@ -359,6 +382,12 @@ def _find_root(folder: HarborFolder, sandbox: SandboxConfig) -> TaskRoot | None:
         return TaskRoots(sandbox=sandbox).find_root(folder)
     except DockerfileError:
         return None
+
+
+def _originals_below(top: Path, target: str) -> dict[str, Path]:
+    """Return the files of a folder whose names are not carried over: path below `target` -> file."""
+    files = list(_planted_files(top))
+    return {f"{target}/{path.relative_to(top).as_posix()}": path for path in files}
 
 
 def _planted_files(folder: Path) -> Iterator[Path]:

@@ -27,6 +27,7 @@ from openclaw_rl.environments.sources.harbor.root_plan import (
 from openclaw_rl.environments.sources.harbor.task_folder import HarborFolder, digest_folder
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.sandbox.box import MEBIBYTE, BoxLimits, CommandResult
+from openclaw_rl.sandbox.fresh_verification import VERIFIER_VARIABLES
 from openclaw_rl.sandbox.host_base import describe_host, digest_host, write_host_base
 from openclaw_rl.sandbox.root_builds import (
     BuildBox,
@@ -38,7 +39,7 @@ from openclaw_rl.sandbox.root_layers import LayeredRoot, RootLayer
 from openclaw_rl.sandbox.root_store import RootStore
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
-_FORMAT = "1"
+_FORMAT = "2"
 # MiB and processes of a build, if the boxes of the settings have less.
 _BUILD_MEMORY = 4096
 _BUILD_PROCESSES = 1024
@@ -46,6 +47,21 @@ _COMMON_SECONDS = 900.0
 # Characters of a program's output in a reason.
 _KEPT_OUTPUT = 1500
 _TESTS = "/tests"
+VERIFIER_HOME = "/root"
+"""Home of verifiers in a built root. Nothing hidden in it is carried from the policy's box."""
+VERIFIER_HOME_VARIABLES = {
+    "HOME": VERIFIER_HOME,
+    "XDG_CACHE_HOME": f"{VERIFIER_HOME}/.cache",
+    "XDG_CONFIG_HOME": f"{VERIFIER_HOME}/.config",
+    "XDG_DATA_HOME": f"{VERIFIER_HOME}/.local/share",
+    "PIP_CACHE_DIR": f"{VERIFIER_HOME}/.cache/pip",
+    "UV_CACHE_DIR": f"{VERIFIER_HOME}/.cache/uv",
+    "UV_TOOL_DIR": f"{VERIFIER_HOME}/.local/share/uv/tools",
+    "UV_PYTHON_INSTALL_DIR": f"{VERIFIER_HOME}/.local/share/uv/python",
+    "NPM_CONFIG_CACHE": f"{VERIFIER_HOME}/.npm",
+    "NPM_CONFIG_USERCONFIG": f"{VERIFIER_HOME}/.npmrc",
+}
+"""Whatever the Dockerfile says: a folder that it names may be carried."""
 _INSTALLS = re.compile(
     r"\b(apt-get|apt|pip3?|uvx?|curl|wget|npm|npx|conda|cargo|gem|playwright)\s|\bgit clone\b"
 )
@@ -266,12 +282,13 @@ class _TaskBuild:
         build_seconds = self.folder.settings.environment.build_timeout_sec
         cwd = shlex.quote(plan.cwd)
         command = f"mkdir -p /logs/verifier; chmod +x {_TESTS}/test.sh; cd {cwd}; {_TESTS}/test.sh"
+        variables = {**VERIFIER_VARIABLES, **plan.variables, **VERIFIER_HOME_VARIABLES}
         results = []
         for step in self.folder.list_steps():
             for tests in step.test_folders:
                 await box.box.put(tests, _TESTS)
             seconds = step.verifier.timeout_sec + build_seconds
-            result = await box.run(command, cwd="/", variables=plan.variables, time_limit=seconds)
+            result = await box.run(command, cwd="/", variables=variables, time_limit=seconds)
             results.append({"exit_code": result.exit_code, "output": _last_output(result)})
             await box.run(f"rm -rf {_TESTS} /logs", cwd="/", variables={}, time_limit=build_seconds)
         names = sorted(path.name for path in layer.root.iterdir())
@@ -283,7 +300,9 @@ class _TaskBuild:
 def installs_for_tests(folder: HarborFolder) -> bool:
     """Return whether the verifier installs something: then it runs once with the network."""
     folders = [tests for step in folder.list_steps() for tests in step.test_folders]
-    scripts = sorted({script for tests in folders for script in tests.glob("*.sh")})
+    scripts = sorted(
+        {script for tests in folders for script in tests.glob("*.sh") if script.is_file()}
+    )
     return any(_INSTALLS.search(_without_comments(path)) for path in scripts)
 
 
