@@ -274,3 +274,42 @@ def test_a_fall_without_a_target_is_reported_once(
     loop.run_once()
     assert caplog.text.count("No version of that time can be served: nothing is rolled back") == 1
     assert head_of(store) >= 2
+
+
+def test_a_fall_that_could_not_be_taken_back_is_looked_at_after_a_restart(
+    store: Store, make_loop: MakeLoop, fill: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its policy has no newer scores then, but its files may have been restored."""
+    loop = make_loop()
+    learn_two_versions(store, loop, fill)
+    with monkeypatch.context() as broken:
+        broken.setattr(version_files, "rollback_targets", lambda *_: [])
+        fill(store, 12, score=-1, **answered_by(2))
+        loop.run_once()
+        loop.run_once()
+    loop.close()
+    assert make_loop().run_once()
+    assert head_of(store) < 2
+
+
+def test_a_watch_that_starts_again_looks_at_nothing_twice(
+    store: Store, make_loop: MakeLoop, fill: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = make_loop()
+    learn_two_versions(store, loop, fill)
+    loop.run_once()
+    loop.close()
+    looked_at: list[str] = []
+    find_fall = SatisfactionWatch._find_fall
+
+    def note_look(watch: SatisfactionWatch, name: str, head: int) -> object:
+        looked_at.append(name)
+        return find_fall(watch, name, head)
+
+    monkeypatch.setattr(SatisfactionWatch, "_find_fall", note_look)
+    again = make_loop()
+    again.run_once()
+    assert looked_at == []
+    again.close()
+    make_loop(error=0.01).run_once()
+    assert looked_at == ["default"], "another setting decides otherwise"

@@ -28,6 +28,8 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 metadata = MetaData()
+VARIABLES_AT_ONCE = 5000
+"""Values that a query names at most, below the bound of any build of SQLite."""
 
 
 def equals_literal(column: Column[str], value: StrEnum) -> ColumnElement[bool]:

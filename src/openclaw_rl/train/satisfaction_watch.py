@@ -216,6 +216,8 @@ class SatisfactionWatch:
         self._seen_heads: dict[str, int] = {}
         # None before the first look.
         self._mark: WatchMark | None = None
+        # Policies whose fall could not be taken back.
+        self._standing_falls: set[str] = set()
         # Last good version of the fall that was logged last, of each policy.
         self._reported: dict[str, int] = {}
 
@@ -237,19 +239,20 @@ class SatisfactionWatch:
             mark = self._mark or self._continue_watch(conn, heads)
             newest = self._make_mark(conn)
             scored = names_with_scores(conn, self._per, after=mark.cursor)
-        has_fallen = False
         for name, head in heads.items():
             if not head or not is_owned(self._per, name):
                 continue
             if name not in scored and self._seen_heads.get(name) == head:
                 continue
             self._seen_heads[name] = head
+            self._standing_falls.discard(name)
             fall = self._find_fall(name, head)
             if fall is not None and self._roll_back(name, fall, lease, lease_clock):
                 return True
-            has_fallen |= fall is not None
+            if fall is not None:
+                self._standing_falls.add(name)
         # After a start, a fall that could not be taken back is looked at again.
-        if newest != mark and not has_fallen:
+        if newest != mark and not self._standing_falls:
             with self._store.write(durable=False) as conn:
                 leases.check(conn, lease, lease_clock())
                 record_watch_mark(conn, newest)

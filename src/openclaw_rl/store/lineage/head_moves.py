@@ -14,8 +14,6 @@ from openclaw_rl.store.lineage import lost_uses, policies, policy_marks
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, move_head, read_heads
 from openclaw_rl.types import Policy, PolicyState
 
-# Below the number of variables of any build of SQLite.
-_AT_ONCE = 5000
 _mark_rolled_back = (
     update(t.policies)
     .where(t.policies.c.version.in_(bindparam("versions", expanding=True)))
@@ -132,8 +130,8 @@ def _live_children(conn: Connection, versions: Sequence[int]) -> list[tuple[int,
     """Return (child, parent) of the live children of these versions, the newest child first."""
     p = t.policies.c
     pairs: list[tuple[int, int]] = []
-    for start in range(0, len(versions), _AT_ONCE):
-        some = p.parent.in_(versions[start : start + _AT_ONCE])
+    for start in range(0, len(versions), t.VARIABLES_AT_ONCE):
+        some = p.parent.in_(versions[start : start + t.VARIABLES_AT_ONCE])
         query = select(p.version, p.parent).where(some, p.state == PolicyState.LIVE.value)
         pairs += [(child, parent) for child, parent in conn.execute(query)]
     return sorted(pairs, reverse=True)

@@ -92,8 +92,6 @@ _RECOUNT = (
     "DROP TABLE shared_line",
     "DROP TABLE own_line",
 )
-# Below the number of variables of any build of SQLite.
-_AT_ONCE = 5000
 
 
 def lose_uses(conn: Connection, name: str, versions: Sequence[int]) -> None:
@@ -107,8 +105,8 @@ def regain_uses(conn: Connection, name: str, versions: Sequence[int]) -> None:
 
 
 def _change_lost(conn: Connection, name: str, versions: Sequence[int], sign: int) -> None:
-    for start in range(0, len(versions), _AT_ONCE):
-        some = list(versions[start : start + _AT_ONCE])
+    for start in range(0, len(versions), t.VARIABLES_AT_ONCE):
+        some = list(versions[start : start + t.VARIABLES_AT_ONCE])
         conn.execute(_add_lost, {"name": name, "versions": some, "sign": sign})
 
 

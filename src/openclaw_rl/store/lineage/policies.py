@@ -29,8 +29,6 @@ log = logging.getLogger("openclaw_rl.store")
 SERVED_CURSOR = "served version"
 """Name of the cursor at the version that the gateway serves."""
 
-# Below the number of variables of any build of SQLite.
-_AT_ONCE = 5000
 # Versions that `newest_first` reads in one query.
 _READ_AT_ONCE = 20
 REMOVED_REASON = "its files were removed to save space (train.checkpoint.keep_versions)"
@@ -121,8 +119,8 @@ def get_many(conn: Connection, versions: Collection[int]) -> list[Policy]:
     """Return those of the versions that exist, oldest first."""
     numbers = sorted(versions)
     found = []
-    for start in range(0, len(numbers), _AT_ONCE):
-        some = t.policies.c.version.in_(numbers[start : start + _AT_ONCE])
+    for start in range(0, len(numbers), t.VARIABLES_AT_ONCE):
+        some = t.policies.c.version.in_(numbers[start : start + t.VARIABLES_AT_ONCE])
         query = select(t.policies).where(some).order_by(t.policies.c.version)
         found += [_read_policy(conn, row) for row in conn.execute(query)]
     return found

@@ -13,7 +13,7 @@ from openclaw_rl.sandbox.box import HOME_FOLDER
 from openclaw_rl.sandbox.box_commands import BOX_PATH, VARIABLE_NAME
 
 DEFAULT_FOLDER = "/app"
-_NO_EFFECT = frozenset(
+WITHOUT_EFFECT = frozenset(
     {
         "CMD",
         "ENTRYPOINT",
@@ -24,9 +24,10 @@ _NO_EFFECT = frozenset(
         "STOPSIGNAL",
         "USER",
         "VOLUME",
-        "SHELL",
     }
 )
+"""Instructions that change nothing in a box, whether or not its root is built."""
+_NO_EFFECT = WITHOUT_EFFECT | {"SHELL"}
 _SHARED = frozenset(
     {"bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr"}
 )

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from openclaw_rl.environments.sources.harbor.compose_file import BuildFiles
 from openclaw_rl.environments.sources.harbor.dockerfile import (
+    WITHOUT_EFFECT,
     DockerfileError,
     expand_text,
     find_sources,
@@ -25,19 +26,6 @@ from openclaw_rl.environments.sources.harbor.dockerfile import (
 _FLAGS = re.compile(r"^(?:--\S+\s+)+")
 _HEREDOC = re.compile(r"<<(-?)\s*(['\"]?)(\w+)\2")
 _DEFAULT_SHELL = ("/bin/sh", "-c")
-_NO_EFFECT = frozenset(
-    {
-        "CMD",
-        "ENTRYPOINT",
-        "EXPOSE",
-        "HEALTHCHECK",
-        "LABEL",
-        "MAINTAINER",
-        "STOPSIGNAL",
-        "USER",
-        "VOLUME",
-    }
-)
 _UV_IMAGE = re.compile(r"--from=(?:ghcr\.io/)?astral-sh/uv\b.*")
 _SYSTEM_FOLDERS = frozenset(
     {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "tmp", "usr"}
@@ -160,7 +148,7 @@ def read_root_plan(files: BuildFiles) -> RootPlan:
                 _add_run(plan, _run_command(rest, plan._shell), line, rest)
             case "COPY" | "ADD":
                 _add_copy(plan, context, rest, where, line)
-            case _ if name not in _NO_EFFECT:
+            case _ if name not in WITHOUT_EFFECT:
                 raise DockerfileError(f"{where}: the instruction {name} needs a container builder")
     plan.variables |= files.variables
     if files.cwd is not None:
