@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import re2
@@ -56,7 +57,7 @@ class LinearPattern:
             self._compiled = compiled
             return
         try:
-            self._compiled = re2.compile(_to_re2(expression), _options(expression))
+            self._compiled = _compile(expression)
         except (re2.error, UnicodeEncodeError) as error:
             raise PatternError(_describe(error)) from None
 
@@ -149,6 +150,12 @@ class MatchingPatterns:
     def has_any(self, patterns: Iterable[LinearPattern]) -> bool:
         """Return whether one of these patterns matches the text."""
         return any(pattern in self for pattern in patterns)
+
+
+@lru_cache(maxsize=512)
+def _compile(expression: str) -> Any:
+    """Compile an expression. The patterns of known clients are compiled by several readers of one process."""
+    return re2.compile(_to_re2(expression), _options(expression))
 
 
 def _options(expression: str) -> Any:
