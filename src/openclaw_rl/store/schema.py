@@ -219,7 +219,7 @@ Index(
 Index(
     "turns_freed",
     *(turns.c.signal, turns.c.owner, turns.c.seq),
-    sqlite_where=text(f"{_IS_CLAIMABLE} AND lost > 0 AND uses = lost"),
+    sqlite_where=text(f"{_IS_CLAIMABLE} AND lost > 0 AND uses - lost = 0"),
 )
 
 reactions = Table(

@@ -273,7 +273,8 @@ IS_CLAIMABLE = and_(
     t.equals_literal(t.turns.c.kind, Kind.MAIN),
 )
 HAS_LOST_USE = t.turns.c.lost > literal_column("0", Integer)
-HAS_LOST_ALL_USES = t.turns.c.uses == t.turns.c.lost
+# As a difference: of an equality, SQLite concludes that there are uses, and reads all turns that have any.
+HAS_LOST_ALL_USES = t.turns.c.uses - t.turns.c.lost == literal_column("0", Integer)
 """Conditions of the partial indexes of `schema.turns`, which SQLite uses only for the same words."""
 
 
