@@ -90,7 +90,11 @@ def uses_of_versions(conn: Connection, versions: Collection[int]) -> list[tuple[
 
 def turns_used_before(conn: Connection, versions: Collection[int], ancestor: int) -> set[str]:
     """Return the turns of these versions that `ancestor` or one of its ancestors had used already."""
-    return used_by_lineage(conn, ancestor, {turn for _, turn in uses_of_versions(conn, versions)})
+    uses = t.uses.c
+    # A turn that was used once was not used before.
+    several = select(uses.turn).join(t.turns, t.turns.c.id == uses.turn).where(t.turns.c.uses > 1)
+    of_versions = several.where(uses.policy.in_(list(versions)))
+    return used_by_lineage(conn, ancestor, set(conn.execute(of_versions).scalars()))
 
 
 def turns_of_lineage(conn: Connection, version: int) -> list[TrainedTurn]:
