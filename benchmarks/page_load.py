@@ -27,7 +27,7 @@ from rich.table import Table
 from openclaw_rl.common.gateway_address import page_key
 from openclaw_rl.page.app import PageApp
 from openclaw_rl.page.security import KEY_HEADER, cookie_name
-from openclaw_rl.page.worker import THREADS
+from openclaw_rl.page.worker import CACHE_MIB, THREADS
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store import page_access
 from openclaw_rl.store.db import Store
@@ -101,7 +101,7 @@ async def measure(
     """Return the milliseconds of each request to each address, and the processor's for one of them."""
     config = from_flat({"home": str(home)})
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
-    with Store.open(config.store_path, create=False) as store:
+    with Store.open(config.store_path, create=False, cache_mib=CACHE_MIB) as store:
         with store.write() as conn:
             ticket = page_access.create_ticket(conn, at=time.time())
             token = page_access.exchange_ticket(conn, ticket, at=time.time())

@@ -178,7 +178,7 @@ def test_a_session_says_what_would_be_lost(home: Home, config: Config) -> None:
     assert (data["selected"], data["problem"]) == (1, "")
     assert [row["asked"] for row in data["turns"]] == ["Where is the Louvre?"]
     assert [row["reaction"] for row in data["turns"]] == ["thanks"]
-    assert {row["card"].lesson.text: row["is_lost"] for row in data["lessons"]} == {
+    assert {card.lesson.text: is_lost for card, is_lost in data["lessons"]} == {
         "Lesson alone.": True,
         "Lesson also.": False,
     }

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 from tests.external.page.conftest import OpenVisitor, Visitor
 from tests.external.page.walk import open_dialog
 
-ZONE = "Asia/Kathmandu"
+ZONE = "Australia/Eucla"
 """A zone that is three quarters of an hour off, as no other default is."""
 TYPED = "words that nobody has sent"
 FIELDS = "input[type=search], input[type=text], input:not([type]), textarea"

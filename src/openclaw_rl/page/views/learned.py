@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from openclaw_rl.page.view import NotFound, View, ViewRequest
 from openclaw_rl.page.views import answers
+from openclaw_rl.status.conversations.turn_words import questions_of_turns
 from openclaw_rl.status.lessons_report import is_in_prompts, scope_words
 from openclaw_rl.status.withdrawn_lessons import withdrawal_text
 from openclaw_rl.store import own_prompts
@@ -24,7 +25,7 @@ QUOTES_A_PAGE = 20
 _PRACTICE_SHOWN = 10
 _IN_FORCE = (LessonState.ACTIVE, LessonState.LEARNED, LessonState.WITHDRAWN)
 FILTERS: Mapping[str, tuple[str, Sequence[LessonState]]] = {
-    "": ("Everything in force", _IN_FORCE),
+    "": ("In force", _IN_FORCE),
     "active": ("Not yet in the weights", (LessonState.ACTIVE,)),
     "learned": ("In the weights", (LessonState.LEARNED,)),
     "withdrawn": ("Withdrawn", (LessonState.WITHDRAWN,)),
@@ -84,11 +85,13 @@ def collect_lesson(request: ViewRequest) -> Mapping[str, Any]:
         request.conn, id_, before=request.integer("before"), limit=QUOTES_A_PAGE + 1
     )
     lesson = card.lesson
+    practised = cards.newest_practice(request.conn, id_, _PRACTICE_SHOWN)
     return {
         **_card_data(card, request),
         "quotes": quotes[:QUOTES_A_PAGE],
         "next": quotes[QUOTES_A_PAGE - 1].row if len(quotes) > QUOTES_A_PAGE else None,
-        "practised": cards.newest_practice(request.conn, id_, _PRACTICE_SHOWN),
+        "practised": practised,
+        "questions": questions_of_turns(request.conn, [source for source, _ in practised]),
         "freed": lessons.superseded_lessons(request.conn, id_),
         "head": head_version(read_heads(request.conn), lesson.policy),
         "curve": {

@@ -12,6 +12,7 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.page.acts.take_back import UndoSelection, read_selection
 from openclaw_rl.page.view import NotFound, View, ViewRequest
 from openclaw_rl.status.conversations.turn_words import asked_words, reaction_words
+from openclaw_rl.status.lessons_report import scope_words
 from openclaw_rl.status.readable_turns import readable_reactions
 from openclaw_rl.status.undo_report import (
     blocked_text,
@@ -54,6 +55,7 @@ def collect_take_back(request: ViewRequest) -> Mapping[str, Any]:
         "hidden_lessons": 0,
         "plans": [],
         "selected": 0,
+        "scope_words": scope_words,
     }
     if selection.is_empty:
         return {**data, **_choices(request)}
@@ -118,12 +120,10 @@ def _turn_rows(conn: Connection, ids: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _lessons_of(conn: Connection, selected: Sequence[str]) -> dict[str, Any]:
-    """Return the lessons with these turns as evidence, and whether it is all their evidence."""
+    """Return the lessons with these turns as evidence, each with whether it is all its evidence."""
     shown = cards.cards_of_turns(conn, selected, _SHOWN_LESSONS)
     evidence = cards.count_evidence(conn, selected)
-    rows = [
-        {"card": card, "is_lost": card.turns <= evidence.get(card.lesson.id, 0)} for card in shown
-    ]
+    rows = [(card, card.turns <= evidence.get(card.lesson.id, 0)) for card in shown]
     return {"lessons": rows, "hidden_lessons": len(evidence) - len(shown)}
 
 
