@@ -29,7 +29,7 @@ def rows_of(site: Site, turn: str) -> dict[str, list[Any]]:
             (turn,),
         )
         logged = conn.exec_driver_sql(
-            "SELECT kind, data FROM events WHERE ref = ? AND kind LIKE 'feedback%' ORDER BY seq",
+            "SELECT kind, data FROM events WHERE ref IN (SELECT id FROM feedback WHERE target = ?)",
             (turn,),
         )
         return {
