@@ -19,7 +19,8 @@ _MEMORY_PER_CHARACTER = 2048
 MAX_REPETITION = 1000
 """Highest count of a repetition (`{1,1000}`) that RE2 accepts."""
 _TOKEN = re.compile(
-    r"\(\?~(?P<absent>(?:\\.|[^\\()])*)\)|\\(?P<escape>.)|(?P<posix>\[:\^?\w+:\])|(?P<other>.)",
+    r"(?P<plain>[^\\()\[\]]+)"
+    r"|\(\?~(?P<absent>(?:\\.|[^\\()])*)\)|\\(?P<escape>.)|(?P<posix>\[:\^?\w+:\])|(?P<other>.)",
     re.DOTALL,
 )
 _CLASSES = {"d": r"\p{Nd}", "s": r"\s\v\x1c-\x1f\x{85}\p{Z}", "w": r"\p{L}\p{N}_"}

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.common.assets import ASSETS, load_yaml
 from openclaw_rl.common.linear_regex import (
     LinearPattern,
     MatchingPatterns,
@@ -251,7 +251,7 @@ def load_rule_files(path: Path) -> tuple[tuple[RuleFile, ...], str]:
 def _read_tree(raw: str, source: str) -> dict[Any, Any]:
     """Parse YAML, and check version and keys of the file. Raises `ConfigError`."""
     try:
-        tree = yaml.safe_load(raw)
+        tree = load_yaml(raw)
     except (yaml.YAMLError, ValueError) as error:
         # `ValueError`: an invalid date, or a number that is too long.
         raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
