@@ -168,6 +168,8 @@ def test_a_lost_connection_is_said_in_front_of_an_open_dialog(
     assert note.evaluate(is_in_front)
     page.keyboard.press("Escape")
     expect(page.locator("body > #live-note")).to_have_count(1)
+    # The page comes back.
+    expect(page.locator("body > #live-note")).to_be_hidden()
 
 
 def test_the_page_comes_back_by_itself_and_the_browser_stays_signed_in(
