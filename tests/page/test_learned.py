@@ -172,6 +172,7 @@ def test_a_page_of_a_lesson_shows_words_practice_and_curve(store: Store, config:
     assert data["curve"]["x"] == [1, 3]
     assert data["curve"]["series"][0]["values"] == [0.5, 0.25]
     html = render("lesson.html", data)
+    assert "<q>more detail, please</q>, you, <time" in html.partition("Superseded by it")[2]
     assert "answered by the base model and by version 3" in html
     assert "It was not practised yet." in html
     assert "Give long, detailed answers." in html

@@ -23,6 +23,7 @@ from openclaw_rl.store.lineage.policy_names import head_version, read_heads
 CARDS_A_PAGE = 20
 QUOTES_A_PAGE = 20
 _PRACTICE_SHOWN = 10
+_SUPERSEDED_SHOWN = 30
 _IN_FORCE = (LessonState.ACTIVE, LessonState.LEARNED, LessonState.WITHDRAWN)
 FILTERS: Mapping[str, tuple[str, Sequence[LessonState]]] = {
     "": ("In force", _IN_FORCE),
@@ -92,7 +93,8 @@ def collect_lesson(request: ViewRequest) -> Mapping[str, Any]:
         "next": quotes[QUOTES_A_PAGE - 1].row if len(quotes) > QUOTES_A_PAGE else None,
         "practised": practised,
         "questions": questions_of_turns(request.conn, [source for source, _ in practised]),
-        "freed": lessons.superseded_lessons(request.conn, id_),
+        "superseded": cards.superseded_cards(request.conn, id_, _SUPERSEDED_SHOWN),
+        "scope_words": scope_words,
         "head": head_version(read_heads(request.conn), lesson.policy),
         "curve": {
             "label": "version",
