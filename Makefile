@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env lock demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-real test-real learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench bench-quick bench-quick-record starter clean test-openclaw test-clients test-feedback-clients test-open-webui test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap need-chromium test-page page-picture gate-trial test-tinker test-trl test-slime quick-tests
+.PHONY: gpu-check gpu-bench env lock demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-real test-real learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench bench-quick bench-quick-record starter clean test-openclaw test-clients test-feedback-clients test-open-webui test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap need-chromium need-nginx test-page page-picture gate-trial test-tinker test-trl test-slime quick-tests
 comma := ,
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
@@ -151,8 +151,12 @@ CLIENTS_VENV ?= .clients-venv
 # From npm, 0.4 GB: a program that needs no node.
 OPENCODE ?= opencode-ai@1.18.33
 OPENCODE_ENV ?= .opencode-env
-test-clients: $(CLIENTS_VENV)/.installed $(OPENCODE_ENV)/.installed  ## other people's clients, unmodified, through the real gateway (two minutes)
+test-clients: $(CLIENTS_VENV)/.installed $(OPENCODE_ENV)/.installed need-nginx  ## other people's clients, unmodified, through the real gateway (two minutes)
 	$(CLIENTS_VENV)/bin/python -m pytest tests/external/clients -o filterwarnings=default --opencode-env $(OPENCODE_ENV)
+
+# Root can install Debian's nginx.
+need-nginx:
+	PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y -q nginx-light; }
 
 $(CLIENTS_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(CLIENTS_VENV)
