@@ -146,13 +146,16 @@ faults: $(STAMP)  ## kills, hangs, full disks, damage, clocks and attacks under 
 # Their own environment: agents and what they need, but neither torch nor a model (lm-eval needs them only without an API).
 CLIENTS := hypothesis "langchain-openai>=1.7,<2" "mini-swe-agent>=2.4,<3" mcp "smolagents>=1.26,<2" "dspy>=3.4,<4" \
     "langmem>=0.0.30,<0.1" "langchain>=1.4,<2" "openai-agents>=0.24,<1" "litellm>=1.83,<2" "lm-eval[api]>=0.4.13,<0.5" \
-    "inspect_ai>=0.3.285,<0.4"
+    "inspect_ai>=0.3.285,<0.4" "agno>=3.1,<4" "griptape[drivers-prompt-openai]>=1.13,<2" "outlines>=1.3,<2"
 CLIENTS_VENV ?= .clients-venv
 # From npm, 0.4 GB: a program that needs no node.
 OPENCODE ?= opencode-ai@1.18.33
 OPENCODE_ENV ?= .opencode-env
-test-clients: $(CLIENTS_VENV)/.installed $(OPENCODE_ENV)/.installed need-nginx  ## other people's clients, unmodified, through the real gateway (two minutes)
-	$(CLIENTS_VENV)/bin/python -m pytest tests/external/clients -o filterwarnings=default --opencode-env $(OPENCODE_ENV)
+# From npm, 0.2 GB. It talks to the gateway alone: its own service is not asked.
+COPILOT ?= @github/copilot@1.0.102
+COPILOT_ENV ?= .copilot-env
+test-clients: $(CLIENTS_VENV)/.installed $(OPENCODE_ENV)/.installed $(COPILOT_ENV)/.installed need-nginx  ## other people's clients, unmodified, and a real nginx, with the real gateway (three minutes)
+	$(CLIENTS_VENV)/bin/python -m pytest tests/external/clients -o filterwarnings=default --opencode-env $(OPENCODE_ENV) --copilot-env $(COPILOT_ENV)
 
 # Root can install Debian's nginx.
 need-nginx:
@@ -166,6 +169,11 @@ $(CLIENTS_VENV)/.installed: pyproject.toml
 $(OPENCODE_ENV)/.installed:
 	mkdir -p $(OPENCODE_ENV)
 	npm install --prefix $(OPENCODE_ENV) --no-audit --no-fund --loglevel=error $(OPENCODE)
+	touch $@
+
+$(COPILOT_ENV)/.installed:
+	mkdir -p $(COPILOT_ENV)
+	npm install --prefix $(COPILOT_ENV) --no-audit --no-fund --loglevel=error $(COPILOT)
 	touch $@
 
 # Environments on top of .venv, which they do not touch. $(call on_top,FOLDER,PACKAGES)
@@ -362,4 +370,4 @@ starter: $(STAMP)  ## train the shipped starter policy again, from nothing
 	$(BIN)/python -m benchmarks.build_starter --out src/openclaw_rl/assets/starter
 
 clean:
-	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv $(FEEDBACK_VENV) $(OPEN_WEBUI_VENV) .ray-venv .gui-venv .tinker-venv $(TRL_VENV) .slime-venv .slime-source $(MCP_VENV) $(ENV_LIBRARIES:%=.%-venv) runs demo-out build
+	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv $(COPILOT_ENV) $(FEEDBACK_VENV) $(OPEN_WEBUI_VENV) .ray-venv .gui-venv .tinker-venv $(TRL_VENV) .slime-venv .slime-source $(MCP_VENV) $(ENV_LIBRARIES:%=.%-venv) runs demo-out build

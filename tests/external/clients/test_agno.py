@@ -32,7 +32,9 @@ def test_two_parallel_calls_are_both_run(talk: Talk, api: type[Model], is_stream
     agent = Agent(model=model, tools=[get_weather], telemetry=False)
     if is_streamed:
         events = agent.run("Does it rain in Rome and Oslo?", stream=True)
-        text = "".join(str(event.content) for event in events if event.event == "RunContent" and event.content)
+        text = "".join(
+            str(event.content) for event in events if event.event == "RunContent" and event.content
+        )
     else:
         text = agent.run("Does it rain in Rome and Oslo?").content
     assert text == "It rains in both."

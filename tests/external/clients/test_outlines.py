@@ -36,11 +36,8 @@ def test_a_form_is_forced(talk: Talk, form: str, is_streamed: bool) -> None:
     output_type, text = FORMS[form]
     talk.says(text)
     model = outlines.from_sglang(talk.site.client(), "openclaw")
-    if is_streamed:
-        answer = "".join(model.stream("Which city?", output_type))
-    else:
-        answer = model("Which city?", output_type)
-    assert answer == text
+    pieces = model.stream if is_streamed else model
+    assert "".join(pieces("Which city?", output_type)) == text
     exchange = talk.site.last()
     assert exchange.request.sampling.grammar is not None
     assert exchange.request.sampling.untrainable_reason() is not None
