@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env lock demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-real test-real learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench bench-quick bench-quick-record starter clean test-openclaw test-clients test-feedback-clients test-open-webui test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap need-chromium need-nginx test-page page-picture gate-trial test-tinker test-trl test-slime quick-tests
+.PHONY: gpu-check gpu-bench env lock demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-real test-real learn-protocol learn-days test test-system check template-matrix explore fuzz faults faults-tinker bench bench-quick bench-quick-record starter clean test-openclaw test-clients test-feedback-clients test-open-webui test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap need-chromium need-nginx test-page page-picture gate-trial test-tinker test-trl test-slime quick-tests
 comma := ,
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
@@ -129,6 +129,9 @@ test-recipes: $(STAMP)  ## every recipe's script on the starter: train, resume, 
 	$(BIN)/python -m pytest tests/external/recipes $(if $(TABLE),--lines-table $(TABLE))
 
 # `make test` takes the same examples every time.
+template-matrix: $(STAMP)  ## which chat templates are rendered, read and spliced; updates docs/guides/models.md (a minute; FOLDERS=... for further templates)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.template_matrix $(if $(FOLDERS),--folder $(FOLDERS))
+
 explore: $(STAMP)  ## the properties of `make test` on examples that nobody has tried (a few minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m hypothesis --hypothesis-profile=explore -n 2
 

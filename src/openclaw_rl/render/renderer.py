@@ -103,7 +103,7 @@ class Renderer:
             return detected
         think = detected.think_tags
         if not any(think[1] in text for text in self.files.templates.values()):
-            think = derive_think_tags(self._try_render) or think
+            think = derive_think_tags(self._try_render, calls) or think
         derived = DerivedFamily(think, calls, self.tokenizer.special_ids)
         return derived if template_probe.reads_calls(self._try_render, derived) else detected
 
