@@ -258,9 +258,17 @@ class Bench:
         text = whole.removeprefix(self._start_of(whole, opening))
         if any(name not in text for name in names):
             return None
-        is_thinking = whole.startswith(opening) and self.renderer.family.opens_thinking(opening)
+        is_thinking = self.renderer.family.opens_thinking(opening) and (
+            whole.startswith(opening) or self._closes_reasoning(text)
+        )
         at = text.find(self._end, text.rfind(names[-1])) if self._end else -1
         return (text if at < 0 else text[:at]), is_thinking
+
+    def _closes_reasoning(self, text: str) -> bool:
+        """Whether a reply closes reasoning that its prompt opened."""
+        opening_tag, closing_tag = self.renderer.family.think_tags
+        before, tag, _ = text.partition(closing_tag)
+        return bool(tag) and opening_tag not in before
 
     def _start_of(self, whole: str, opening: str) -> str:
         """Return the prompt before a reply; that of a history may leave out the reasoning that a prompt opens."""
