@@ -116,8 +116,10 @@ test: $(STAMP)  ## lint, types, and every test that needs neither a running syst
 quick-tests: $(STAMP)
 	$(PYTEST) -m "not system" --ignore=tests/sandbox
 
+# `make test-system TESTS=tests/train`: those of one folder.
+TESTS ?= tests
 test-system: $(STAMP)  ## tests that start whole systems, kill processes or train for long (some 25 minutes)
-	$(PYTEST) -m system
+	$(PYTEST) -m system --ignore=tests/sandbox $(TESTS)
 
 # Not in the dev extra: with bitsandbytes installed, every trainer starts seconds later.
 test-qlora: $(STAMP)  ## a base in 4 bits, with the real library

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
-SYSTEM_FILES = sorted((Path(__file__).parent / "system").rglob("test_*.py"))
+HERE = Path(__file__).parent
+SYSTEM_FILES = sorted((HERE / "system").rglob("test_*.py"))
 
 
 def has_system_marker(source: str) -> bool:
@@ -28,3 +30,13 @@ def test_files_of_whole_systems_are_marked(file: Path) -> None:
 def test_a_missing_marker_is_found() -> None:
     assert has_system_marker("pytestmark = [pytest.mark.timeout(9), pytest.mark.system]\n")
     assert not has_system_marker("pytestmark = pytest.mark.timeout(9)\n")
+
+
+def test_ci_runs_the_system_tests_of_each_folder() -> None:
+    marked = {
+        file.relative_to(HERE.parent).parts[1]
+        for file in HERE.rglob("test_*.py")
+        if "pytest.mark.system" in file.read_text(encoding="utf-8") and file.parent != HERE
+    }
+    named = set(re.findall(r"tests/(\w+)", (HERE.parent / ".ci" / "run").read_text()))
+    assert marked == named

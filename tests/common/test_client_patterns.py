@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from tests.growth import check_linear_growth
+from tests.growth import FACTOR, check_linear_growth
 
 from openclaw_rl.collect.traffic import TrafficClassifier
 from openclaw_rl.common import client_patterns, message_hash
@@ -22,9 +18,7 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import CollectConfig, from_flat
 from openclaw_rl.types import Message
 
-HERE = Path(__file__).parents[2]
 SIZE = 50_000  # characters
-WITHIN = 30.0  # seconds for all texts together, which take 2 s; quadratic time on one of them is 10 s or more
 
 WAKE = "[Sat 2026-11-21 12:13 UTC] [OpenClaw exec completion]\nDisable automatic completion turns with x.\n"
 RUN = "Runtime: agent=main | session=agent:main:main | sessionId=7f3a | host=vm"
@@ -136,32 +130,26 @@ def adversarial(size: int) -> Iterator[str]:
         yield f"[Queued user message {QUEUED}Runtime: agent={unit * (size // len(unit))}!"
 
 
-def take_all(size: int) -> None:
-    """All that reads a client's words, on all these texts; says which one it is at."""
+def test_no_expression_takes_more_than_linear_time() -> None:
     passing, sides = (
         message_hash.EphemeralMatcher(client_patterns.EPHEMERAL_PATTERNS),
         TrafficClassifier(client_patterns.SIDE_PATTERNS, client_patterns.CLIENT_PROMPT_PATTERNS),
     )
-    for number, text in enumerate(adversarial(size)):
-        sys.stdout.write(f"{number} {json.dumps(text[:200])} {len(text)}\n")
-        sys.stdout.flush()
+
+    def match_all(text: str) -> None:
         passing(user(text))
         sides.side_pattern_match(user(text))
         message_hash.strip_client_text(text)
         message_hash.openclaw_session(user(text))
         message_hash.visible_text({"role": "assistant", "content": text})
 
-
-def test_no_expression_takes_more_than_linear_time() -> None:
-    """In another process, because a pattern that backtracks cannot be interrupted."""
-    code = f"from tests.common.test_client_patterns import take_all; take_all({SIZE})"
-    try:
-        subprocess.run(
-            [sys.executable, "-c", code], cwd=HERE, timeout=WITHIN, check=True, capture_output=True
-        )
-    except subprocess.TimeoutExpired as error:
-        at = (error.stdout or b"").decode().splitlines()[-1:]
-        pytest.fail(f"not done within {WITHIN} s; at the text {at}")
+    smaller = SIZE // FACTOR
+    for short, long in zip(adversarial(smaller), adversarial(SIZE), strict=True):
+        texts = {smaller: short, SIZE: long}
+        try:
+            check_linear_growth(match_all, texts.__getitem__, SIZE)
+        except AssertionError as error:
+            pytest.fail(f"{error}; at the text {long[:200]!r}")
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_it_ends_with_its_parent(ends: str) -> None:
         if ends == "afterwards":
             assert parent.stdout.readline() == "asked\n"
             parent.kill()
-        if left := find_running([child], within=60):
+        if left := find_running([child], within=300):
             os.kill(child, signal.SIGKILL)
         assert not left
         assert parent.stdout.read() == "", "it had no time to go on"

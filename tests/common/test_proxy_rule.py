@@ -110,7 +110,7 @@ class _Server(BaseHTTPRequestHandler):
 
 
 def read_blocking(url: str) -> bytes:
-    with open_url(url, timeout=60) as answer:
+    with open_url(url, timeout=300) as answer:
         return answer.read()
 
 
@@ -144,4 +144,4 @@ def test_a_redirect_can_be_refused(proxy_variables: pytest.MonkeyPatch) -> None:
     with serving(_Server) as server, proxy(server) as (address, _):
         request = urllib.request.Request(f"{address}/move", headers={"Authorization": "Bearer k"})
         with pytest.raises(urllib.error.HTTPError, match="307"):
-            open_url(request, timeout=60, follow_redirects=False)
+            open_url(request, timeout=300, follow_redirects=False)

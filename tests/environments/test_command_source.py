@@ -43,7 +43,7 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def play(code: str, *, seconds: float = 20, granted: dict[str, str] | None = None) -> PlayOutcome:
+def play(code: str, *, seconds: float = 300, granted: dict[str, str] | None = None) -> PlayOutcome:
     """Play an episode by a program in Python; afterwards nothing of it is left."""
     runner = CommandRunner(
         command=(sys.executable, "-c", code), search_path=PATH, granted=granted or {}
@@ -134,7 +134,7 @@ def test_an_interrupted_episode_leaves_no_process() -> None:
 
     async def interrupt() -> None:
         task = asyncio.create_task(
-            runner.play_episode(TASK, TICKET, folder, PlayLimits(seconds=60))
+            runner.play_episode(TASK, TICKET, folder, PlayLimits(seconds=300))
         )
         while not find_processes(folder):
             await asyncio.sleep(0.02)
@@ -201,7 +201,7 @@ def check(tmp_path: Path, task: dict[str, object], **commands: str) -> TaskFitne
     )
     return asyncio.run(
         source.check_task(
-            source.load_tasks()[0], new_scratch_folder("check"), PlayLimits(seconds=10)
+            source.load_tasks()[0], new_scratch_folder("check"), PlayLimits(seconds=300)
         )
     )
 

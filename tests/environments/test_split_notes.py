@@ -30,7 +30,7 @@ def write_tasks(folder: Path, share: float, *splits: str) -> SourceRequest:
 def warnings_of(
     folder: Path, request: SourceRequest, capsys: pytest.CaptureFixture[str]
 ) -> list[str]:
-    check_environment(folder, "", request, PlayLimits(seconds=20), 1, lambda fitness: None)
+    check_environment(folder, "", request, PlayLimits(seconds=300), 1, lambda fitness: None)
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
 
 

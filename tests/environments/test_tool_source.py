@@ -304,7 +304,7 @@ def test_a_missing_program_leaves_a_task_unchecked(
         request, python=str(make_bare_python(tmp_path)), search_path=os.environ["PATH"]
     )
     found = commands.check_environment(
-        tmp_path, "", request, PlayLimits(seconds=30), 1, lambda _: None
+        tmp_path, "", request, PlayLimits(seconds=300), 1, lambda _: None
     )
     assert {fitness.task: (fitness.fit, fitness.checkable) for fitness in found} == {
         "a": (True, True),

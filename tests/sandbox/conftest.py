@@ -55,7 +55,7 @@ def in_box() -> InBox:
         command: str,
         root: BoxRoot | None = None,
         limits: BoxLimits = LIMITS,
-        time_limit: float = 30,
+        time_limit: float = 300,
     ) -> CommandResult:
         box = BubblewrapBox(root or BoxRoot(), limits)
         try:

@@ -21,7 +21,7 @@ def run(
     (programs / "packages").write_text(packages)
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(programs.parent)}
     command = [str(programs / words[0]), *words[1:]]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ Path(os.environ["REWARD_FILE"]).write_text(json.dumps({"reward": 0.5, "parts": {
 )
 
 
-def play(make_runner: Any, task: EnvironmentTask, seconds: float = 30) -> PlayOutcome:
+def play(make_runner: Any, task: EnvironmentTask, seconds: float = 300) -> PlayOutcome:
     """Play with a policy that says yes. `make_runner`: gets the port of a server that is not the gateway."""
 
     async def reply(request: web.Request) -> web.Response:
@@ -156,7 +156,7 @@ def test_a_folder_that_holds_the_home_is_not_shown(
 def test_a_program_that_is_checked_has_no_network() -> None:
     runner = boxed("sh", "-c", "[ -z $OPENAI_BASE_URL ] && [ ! -e /run/gateway ]")
     found = asyncio.run(
-        runner.run_in_folder(TASK, tempfile.mkdtemp() + "/check", PlayLimits(seconds=20), None)
+        runner.run_in_folder(TASK, tempfile.mkdtemp() + "/check", PlayLimits(seconds=300), None)
     )
     assert found.reward == 1, found.reason
 

@@ -219,7 +219,7 @@ def test_a_box_ends_even_if_bubblewrap_is_not_notified(monkeypatch: pytest.Monke
         box = BubblewrapBox(BoxRoot(), LIMITS)
         await box.open()
         monkeypatch.setattr(box._process, "kill", lambda: None)
-        await asyncio.wait_for(box.close(), 10)
+        await asyncio.wait_for(box.close(), 300)
 
     asyncio.run(close_at_once())
 
@@ -229,7 +229,7 @@ def test_boxes_whose_opening_is_cancelled_leave_nothing() -> None:
         box = BubblewrapBox(BoxRoot(), LIMITS)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(box.open(), seconds)
-        await asyncio.wait_for(box.close(), 10)
+        await asyncio.wait_for(box.close(), 300)
         names.extend([box._lease.folder.name] if box._lease is not None else [])
 
     async def cancel_many() -> None:

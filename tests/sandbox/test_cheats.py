@@ -115,7 +115,7 @@ def check_with(name: str, changes: dict[str, Any]) -> TaskFitness:
     )
     folder = new_scratch_folder("check")
     try:
-        return asyncio.run(source.check_task(changed, folder, PlayLimits(seconds=60)))
+        return asyncio.run(source.check_task(changed, folder, PlayLimits(seconds=300)))
     finally:
         shutil.rmtree(folder)
 

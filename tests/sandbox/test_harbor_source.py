@@ -20,7 +20,7 @@ from openclaw_rl.errors import BoxLost, OpenClawError
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
 SANDBOX = SandboxConfig(memory=256, processes=60, disk=16)
-LIMITS = PlayLimits(seconds=60)
+LIMITS = PlayLimits(seconds=300)
 SETTINGS = (
     'version = "1.0"\n[environment]\nallow_internet = false\n[verifier]\ntimeout_sec = 20.0\n'
 )
@@ -59,7 +59,7 @@ def check(folder: Path) -> TaskFitness:
 
 
 def play(
-    folder: Path, answers: list[Answer], agent: str = "tools", seconds: float = 60
+    folder: Path, answers: list[Answer], agent: str = "tools", seconds: float = 300
 ) -> PlayOutcome:
     """Play a task with a policy whose replies are given; the last one is repeated."""
     task = HarborSource(top=folder, sandbox=SANDBOX).load_tasks()[0]

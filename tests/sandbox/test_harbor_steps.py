@@ -49,7 +49,7 @@ def write_steps(settings: str = "") -> Path:
 def check(folder: Path) -> TaskFitness:
     source = HarborSource(top=folder, sandbox=SANDBOX)
     scratch = tempfile.mkdtemp() + "/check"
-    return asyncio.run(source.check_task(source.load_tasks()[0], scratch, PlayLimits(seconds=60)))
+    return asyncio.run(source.check_task(source.load_tasks()[0], scratch, PlayLimits(seconds=300)))
 
 
 def work_on(folder: Path, commands: dict[str, str]) -> tuple[PlayOutcome, list[str]]:

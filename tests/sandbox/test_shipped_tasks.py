@@ -24,7 +24,7 @@ TASKS = sorted(folder for kind in KINDS for folder in (TOP / kind).iterdir())
 def test_the_solution_is_rewarded_and_nothing_is_not(task: Path, public_folder: Path) -> None:
     source = HarborSource(top=task, sandbox=SandboxConfig(memory=256, processes=60, disk=16))
     check = source.check_task(
-        source.load_tasks()[0], str(public_folder / "check"), PlayLimits(seconds=60)
+        source.load_tasks()[0], str(public_folder / "check"), PlayLimits(seconds=300)
     )
     found = asyncio.run(check)
     assert (found.fit, found.oracle, found.nop) == (True, 1.0, 0.0), found.reason

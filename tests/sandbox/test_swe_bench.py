@@ -81,7 +81,7 @@ def check_all(file: Path) -> dict[str, TaskFitness]:
         search_path="/usr/bin",
     )
     source = find_source(request).make_source(request)
-    limits = PlayLimits(seconds=60)
+    limits = PlayLimits(seconds=300)
     return {
         task.id: asyncio.run(source.check_task(task, tempfile.mkdtemp() + "/check", limits))
         for task in source.load_tasks()

@@ -50,7 +50,7 @@ def check_all(
             change(data)
             folder = new_scratch_folder("check")
             changed = EnvironmentTask(id=task.id, digest=task.digest, split=task.split, data=data)
-            found.append(await source.check_task(changed, folder, PlayLimits(seconds=60)))
+            found.append(await source.check_task(changed, folder, PlayLimits(seconds=300)))
             shutil.rmtree(folder)
         return found
 

@@ -118,7 +118,7 @@ def test_writes_that_may_wait_share_the_next_transaction(site: Site) -> None:
         await writer.put(item(1))
         assert early.done()
         assert commits() == 1
-        await asyncio.wait_for(writer.put(item(2), max_delay=0.01), 5)
+        await asyncio.wait_for(writer.put(item(2), max_delay=0.01), 300)
         assert commits() == 2
         writer.put(item(3), max_delay=60.0)
         await asyncio.to_thread(writer.close)
@@ -201,7 +201,7 @@ def test_the_gateway_worker_runs(tmp_path: Path) -> None:
             target=visit, args=(stop, asyncio.get_running_loop()), daemon=True
         )
         thread.start()
-        await asyncio.wait_for(run(config, stop=stop), 20)
+        await asyncio.wait_for(run(config, stop=stop), 300)
 
     asyncio.run(main())
     assert said["health"] == 200

@@ -46,7 +46,7 @@ def everything(connection: socket.socket) -> bytes:
         return b""
 
 
-def sent_until_closed(connection: socket.socket, data: bytes, seconds: float = 10) -> bool:
+def sent_until_closed(connection: socket.socket, data: bytes, seconds: float = 300) -> bool:
     """Whether the gateway closes the connection while `data` is sent again and again."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:

@@ -132,7 +132,7 @@ def _judge_until_done(world: World) -> None:
             await asyncio.wait({task}, timeout=0.01)
         task.result()
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 300))
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ COLLAPSED = "scores collapsed near the middle"
 
 
 def drained(
-    config: Config, store: Store, judge: Judge | None = None, *, within: float = 120.0
+    config: Config, store: Store, judge: Judge | None = None, *, within: float = 600.0
 ) -> float:
     """Seconds until the judge's room has judged every turn that waits."""
 
@@ -535,4 +535,4 @@ def test_the_engine_that_doctor_names_starts(store: Store) -> None:
         await asyncio.wait_for(running, 240)
 
     with logs_of("supervisor", config):
-        asyncio.run(asyncio.wait_for(up(), 60))
+        asyncio.run(asyncio.wait_for(up(), 300))

@@ -21,6 +21,7 @@ from openclaw_rl.types import Exchange, Turn
 pytestmark = pytest.mark.system
 
 WORDS = ["What is the capital of France?", "Thanks, that is what I wanted.", "And of Italy?"]
+WITHIN = 300.0  # seconds
 _T = TypeVar("_T")
 
 
@@ -111,8 +112,8 @@ def _turn(store: Store, id_: str) -> Turn:
 
 
 def _waited(get: Callable[[], _T], good: Callable[[_T], bool]) -> _T:
-    until = time.monotonic() + 120
+    until = time.monotonic() + WITHIN
     while not good(value := get()):
-        assert time.monotonic() < until, f"not within 120 s: {value!r}"
+        assert time.monotonic() < until, f"not within {WITHIN:g} s: {value!r}"
         time.sleep(0.05)
     return value

@@ -319,7 +319,7 @@ def test_a_worker_of_a_data_loader_gets_an_error(world: World, fill: Fill) -> No
         str(world.config.home_dir),
     ]  # a fork beside threads may hang
     with world.in_background():
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.stdout == "4 rows\n", done.stderr
 
 

@@ -174,7 +174,7 @@ def test_the_data_worker_imports_its_path_and_stops(tmp_path: Path) -> None:
         stop.set()
         await task
 
-    asyncio.run(asyncio.wait_for(until_imported(), 60))
+    asyncio.run(asyncio.wait_for(until_imported(), 300))
     with home.store.read() as conn:
         (beat,) = heartbeats.read_heartbeats(conn)
     assert beat.name == "data"

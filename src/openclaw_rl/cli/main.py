@@ -226,7 +226,7 @@ def run_one_worker(name: str, listen_on: tuple[int, ...], **options: Any) -> Non
 
     from openclaw_rl.common.process_guard import end_process
     from openclaw_rl.supervisor.home_folder import prepare_home
-    from openclaw_rl.supervisor.supervisor import run_worker
+    from openclaw_rl.supervisor.run_worker import run_worker
 
     status = 1
     try:

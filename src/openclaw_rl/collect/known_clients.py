@@ -7,10 +7,9 @@ from functools import cache
 from hashlib import blake2b
 from typing import Literal
 
-import yaml
 from cachetools import LRUCache
 
-from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.common.assets import read_yaml_asset
 from openclaw_rl.common.linear_regex import LinearPattern
 
 PromptKind = Literal["user", "system", "continuation", "cleared", "summary", "acknowledgement"]
@@ -41,7 +40,5 @@ def client_patterns(kind: PromptKind) -> list[str]:
 
 @cache
 def _read_prompts() -> dict[str, list[dict[str, list[str]]]]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    text = (ASSETS / "client_prompts.yaml").read_bytes()
-    prompts: dict[str, list[dict[str, list[str]]]] = yaml.load(text, loader)
+    prompts: dict[str, list[dict[str, list[str]]]] = read_yaml_asset("client_prompts.yaml")
     return prompts

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import yaml
-
-from openclaw_rl.common.assets import read_asset
+from openclaw_rl.common.assets import read_yaml_asset
 from openclaw_rl.common.client_patterns import is_typed_during_run
 
 Tags = tuple[str, str]
@@ -17,7 +15,7 @@ def _read_tags(kind: str) -> tuple[Tags, ...]:
     return tuple((entry["begin"], entry["end"]) for entry in _SHIPPED[kind])
 
 
-_SHIPPED = yaml.safe_load(read_asset("client_context.yaml"))
+_SHIPPED = read_yaml_asset("client_context.yaml")
 _BLOCKS = _read_tags("blocks")
 _PREFIXES = _read_tags("prefixes")
 _WRAPPERS = _read_tags("wrappers")

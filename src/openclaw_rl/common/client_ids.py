@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
+from openclaw_rl.common.assets import read_yaml_asset
 
-from openclaw_rl.common.assets import read_asset
-
-_SHIPPED = yaml.safe_load(read_asset("client_ids.yaml"))
+_SHIPPED = read_yaml_asset("client_ids.yaml")
 _NO_IDS = frozenset(_SHIPPED["no_ids"])
 _PLACEHOLDER = "{{"
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-import yaml
-
-from openclaw_rl.common.assets import read_asset
+from openclaw_rl.common.assets import read_yaml_asset
 from openclaw_rl.common.linear_regex import LinearPattern, PatternSet
 
-_SHIPPED = yaml.safe_load(read_asset("client_patterns.yaml"))
+_SHIPPED = read_yaml_asset("client_patterns.yaml")
 SYSTEM_REMINDER: str = _SHIPPED["ephemeral"]["system_reminder"]
 LOCAL_COMMAND: str = _SHIPPED["ephemeral"]["local_command"]
 EPHEMERAL_PATTERNS: tuple[str, ...] = tuple(_SHIPPED["ephemeral"].values())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import re2
@@ -19,7 +20,8 @@ _MEMORY_PER_CHARACTER = 2048
 MAX_REPETITION = 1000
 """Highest count of a repetition (`{1,1000}`) that RE2 accepts."""
 _TOKEN = re.compile(
-    r"\(\?~(?P<absent>(?:\\.|[^\\()])*)\)|\\(?P<escape>.)|(?P<posix>\[:\^?\w+:\])|(?P<other>.)",
+    r"(?P<plain>[^\\()\[\]]+)"
+    r"|\(\?~(?P<absent>(?:\\.|[^\\()])*)\)|\\(?P<escape>.)|(?P<posix>\[:\^?\w+:\])|(?P<other>.)",
     re.DOTALL,
 )
 _CLASSES = {"d": r"\p{Nd}", "s": r"\s\v\x1c-\x1f\x{85}\p{Z}", "w": r"\p{L}\p{N}_"}
@@ -55,7 +57,7 @@ class LinearPattern:
             self._compiled = compiled
             return
         try:
-            self._compiled = re2.compile(_to_re2(expression), _options(expression))
+            self._compiled = _compile(expression)
         except (re2.error, UnicodeEncodeError) as error:
             raise PatternError(_describe(error)) from None
 
@@ -148,6 +150,12 @@ class MatchingPatterns:
     def has_any(self, patterns: Iterable[LinearPattern]) -> bool:
         """Return whether one of these patterns matches the text."""
         return any(pattern in self for pattern in patterns)
+
+
+@lru_cache(maxsize=512)
+def _compile(expression: str) -> Any:
+    """Compile an expression. The patterns of known clients are compiled by several readers of one process."""
+    return re2.compile(_to_re2(expression), _options(expression))
 
 
 def _options(expression: str) -> Any:

@@ -7,9 +7,7 @@ without any of them. A test checks both.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import yaml
-
-from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.common.assets import read_yaml_asset
 from openclaw_rl.evals.styles import Value
 
 
@@ -21,7 +19,7 @@ class PhrasePool:
     subtle: Sequence[str]
 
 
-_TABLES = yaml.safe_load((ASSETS / "evals" / "phrases.yaml").read_text(encoding="utf-8"))
+_TABLES = read_yaml_asset("evals/phrases.yaml")
 PRAISE: Mapping[Value, PhrasePool] = {
     value: PhrasePool(**pool) for value, pool in _TABLES["praise"].items()
 }

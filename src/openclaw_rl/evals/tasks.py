@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-import yaml
-
-from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.common.assets import read_yaml_asset
 
 _READABLE: Mapping[str, Any] = {"text_present": None, "finished": None, "no_repetition": None}
 """Properties that the reply of every conversation task must have."""
@@ -36,7 +34,7 @@ class EvalTask:
 
 @cache
 def _task_table() -> Any:
-    return yaml.safe_load((ASSETS / "evals" / "tasks.yaml").read_text(encoding="utf-8"))
+    return read_yaml_asset("evals/tasks.yaml")
 
 
 def conversation_tasks() -> list[EvalTask]:

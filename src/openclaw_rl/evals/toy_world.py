@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-import yaml
-
-from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.common.assets import read_yaml_asset
 
 Split = Literal["asked", "held_out"]
 
@@ -59,8 +57,7 @@ class Question:
 _NUMBERS = range(2, 10)
 _SUMS = {f"{a} plus {b}": str(a + b) for a in _NUMBERS for b in _NUMBERS if a <= b}
 FAMILIES: Sequence[FactFamily] = [
-    FactFamily(**{"pairs": _SUMS, **family})
-    for family in yaml.safe_load((ASSETS / "evals" / "toy_world.yaml").read_text(encoding="utf-8"))
+    FactFamily(**{"pairs": _SUMS, **family}) for family in read_yaml_asset("evals/toy_world.yaml")
 ]
 _BY_NAME = {family.name: family for family in FAMILIES}
 

@@ -28,7 +28,9 @@ def check_judge_settings(config: Config) -> None:
         case "llm":
             local_model.model_files(config)
         case "auto" | "rules":
-            RulesJudge.load(judge.rules_path)
+            # The shipped rules are valid, and compiling them takes a second or two.
+            if judge.rules_path is not None:
+                RulesJudge.load(judge.rules_path)
             if local_model.is_configured(config):
                 local_model.model_files(config)
         case "classifier" if judge.reward_source is not None:

@@ -10,9 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import yaml
-
-from openclaw_rl.common.assets import read_asset
+from openclaw_rl.common.assets import read_yaml_asset
 from openclaw_rl.common.message_hash import visible_text
 from openclaw_rl.types import JudgeInput, Message
 
@@ -22,7 +20,7 @@ EARLIER_CHARS = 1_500
 # Limit for all earlier messages together.
 HISTORY_CHARS = 24_000
 
-_PROMPTS = yaml.safe_load(read_asset("judge_prompts.yaml"))
+_PROMPTS = read_yaml_asset("judge_prompts.yaml")
 JUDGE_PROMPT: Mapping[str, str] = _PROMPTS["judge"]
 TEACHER_PROMPT: Mapping[str, str] = _PROMPTS["teacher"]
 EVALUATION_PROMPT: Mapping[str, str] = _PROMPTS["evaluation"]

@@ -116,6 +116,7 @@ async def _run_version_manager(app: web.Application) -> Any:
     task = asyncio.create_task(gateway.versions.run(), name="version-keeper")
     task.add_done_callback(_log_manager_failure)
     gateway.version_task = task
+    gateway.background.spawn(gateway.lessons.read_topics())
     examiner_task = None
     if gateway.examiner is not None:
         examiner_task = asyncio.create_task(gateway.examiner.run(), name="lesson-examiner")

@@ -115,7 +115,7 @@ class Gateway:
             store,
             config.serve.lessons,
             config.policy.per,
-            topics=load_topics(config.judge.wishes_path),
+            load_topics=partial(load_topics, config.judge.wishes_path),
             is_ephemeral=self.prompt_builder.is_ephemeral,
             identity=identity,
             examine=None if self.examiner is None else self.examiner.submit,

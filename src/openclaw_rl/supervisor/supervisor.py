@@ -11,27 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
 import logging
-import os
 import socket
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from typing import Any
 
-import uvloop
-
 from openclaw_rl.common.gateway_address import running_address, running_page
-from openclaw_rl.common.log_codes import EndCause, code_of_error, worker_end_fields
+from openclaw_rl.common.log_codes import EndCause, worker_end_fields
 from openclaw_rl.common.logging_metrics import setup_logging
 from openclaw_rl.common.sockets import bind_sockets
 from openclaw_rl.common.worker_loop import (
-    lower_priority,
-    repeat_while_disk_full,
     stop_on_signals,
     wait_or_stop,
 )
-from openclaw_rl.engines import registry
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.judge import local_model as own
 from openclaw_rl.serve.auth import read_key_file
@@ -45,7 +37,7 @@ from openclaw_rl.supervisor.home_folder import LOCK_FILE, lock_home, prepare_hom
 from openclaw_rl.supervisor.policy_owner import set_owner, with_stored_owner
 from openclaw_rl.supervisor.service_consent import require_consent
 from openclaw_rl.supervisor.worker_end import MACHINE_CAUSES
-from openclaw_rl.supervisor.worker_process import TRACEBACK_SIGNAL, WorkerProcess
+from openclaw_rl.supervisor.worker_process import WorkerProcess
 from openclaw_rl.supervisor.worker_watch import WorkerWatch
 from openclaw_rl.train import resume
 
@@ -58,76 +50,8 @@ SERVING_WORKERS = ("engine", "gateway")
 """Workers without which no request is answered: only these may end a system that serves."""
 # Seconds; first and longest delay before they are started again.
 _SERVING_DELAYS = (0.2, 2.0)
-_NICE_VALUES = {
-    "collect": 5,
-    "judge": 5,
-    own.ENGINE_PROCESS: 5,
-    "train": 10,
-    "data": 10,
-    "page": 10,
-}
-LOADING_NICE = 1
-"""Nice value of a trainer that loads the model. With the value of a running trainer, loading takes half a minute."""
 # Seconds between SIGTERM and SIGKILL.
 _STOP_TIMEOUT = 10.0
-
-
-# ------------------------------------------------------------------------------ worker processes
-
-
-def run_worker(name: str, config: Config, *, listen_on: Sequence[int] = ()) -> None:
-    """Run one worker until SIGTERM or SIGINT. Imports are local, so that a process loads only its own worker's code.
-
-    `listen_on`: descriptors of the supervisor's bound sockets, for the gateway.
-    """
-    readable = "training.log" if name == "train" else None
-    setup_logging(name, config.logs_dir, config.run.log_level, readable=readable, named=False)
-    # Prints the line at which a signal such as SIGSEGV ended the process.
-    faulthandler.enable()
-    # Sent before the process is killed because it hangs.
-    faulthandler.register(TRACEBACK_SIGNAL, all_threads=True)
-    loads_first = name == "train" and config.train.ranks * config.train.launch.nodes == 1
-    lower_priority(LOADING_NICE if loads_first else _NICE_VALUES.get(name, 0))
-    try:
-        if name in ENGINE_WORKERS:
-            registry.serve(ENGINE_WORKERS[name](config))
-            return
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run_async_worker(name, config, listen_on))
-    except Exception as error:
-        # The command prints it. A diagnosis reads codes in the log.
-        if code_of_error(error) is not None:
-            log.error("%s ends: %s", name, error)
-        raise
-
-
-async def _run_async_worker(name: str, config: Config, listen_on: Sequence[int]) -> None:
-    stop = stop_on_signals()
-    if name == "gateway":
-        from openclaw_rl.serve.app import run as run_gateway
-
-        def serve() -> Coroutine[Any, Any, None]:
-            # The gateway closes its sockets; after a full disk it runs again.
-            listeners = [socket.socket(fileno=os.dup(descriptor)) for descriptor in listen_on]
-            return run_gateway(config, stop=stop, listeners=listeners)
-
-        await repeat_while_disk_full(serve, stop)
-        return
-    if name == "collect":
-        from openclaw_rl.collect.worker import run
-    elif name == "judge":
-        from openclaw_rl.judge.worker import run
-    elif name == "data":
-        from openclaw_rl.trajectories.sync_worker import run
-    elif name == "page":
-        from openclaw_rl.page.worker import run
-    else:
-        from openclaw_rl.train.worker import run as run_training
-
-        run = partial(
-            run_training, on_loaded=lambda threads: lower_priority(_NICE_VALUES[name], but=threads)
-        )
-    await repeat_while_disk_full(lambda: run(config, stop=stop), stop)
 
 
 def with_required_workers(config: Config, workers: Sequence[str]) -> tuple[str, ...]:

@@ -98,7 +98,7 @@ class FireworksDouble:
         await self._stop.wait()
         await runner.cleanup()
         handlers = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.wait_for(asyncio.gather(*handlers, return_exceptions=True), 10)
+        await asyncio.wait_for(asyncio.gather(*handlers, return_exceptions=True), 300)
 
     def __exit__(
         self,

@@ -163,7 +163,7 @@ def run_with(
         ) as engine:
             await body(engine)
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 300))
 
 
 def test_a_reply_to_an_image(vllm_double: VllmDouble, tmp_path: Path) -> None:

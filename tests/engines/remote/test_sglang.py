@@ -51,7 +51,7 @@ def run(
         ) as made:
             await body(made)
 
-    asyncio.run(asyncio.wait_for(whole(), 60))
+    asyncio.run(asyncio.wait_for(whole(), 300))
 
 
 @pytest.fixture(scope="module")

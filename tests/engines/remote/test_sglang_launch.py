@@ -175,7 +175,7 @@ def test_the_engine_starts_sglang_serves_and_ends_with_it(
         process.terminate()
         assert await asyncio.to_thread(process.wait, 20) == 0
 
-    asyncio.run(asyncio.wait_for(body(), 100))
+    asyncio.run(asyncio.wait_for(body(), 300))
     assert "ready" in (config.logs_dir / "sglang.log").read_text()
     port = yaml.safe_load((config.home_dir / "sglang.yaml").read_text())["port"]
     with pytest.raises(ConnectionRefusedError):

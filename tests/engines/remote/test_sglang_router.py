@@ -91,7 +91,7 @@ def attach(wire: RouterWire, slime: Slime, body: Callable[[Any], Awaitable[None]
         async with closing(made):
             await body(made)
 
-    asyncio.run(asyncio.wait_for(whole(), 60))
+    asyncio.run(asyncio.wait_for(whole(), 300))
 
 
 def test_a_version_is_served_once_the_trainer_has_loaded_it(

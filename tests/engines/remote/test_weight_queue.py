@@ -177,7 +177,7 @@ def test_the_lock_changes_weights_and_forgets_a_cancelled_reply() -> None:
             assert (lock.waiting_count, log) == (5, [])
             left.cancel()
             await asyncio.sleep(0)
-        await asyncio.wait_for(asyncio.gather(*users), 5)
+        await asyncio.wait_for(asyncio.gather(*users), 300)
         with pytest.raises(EngineError, match="do not load"):
             await broken
         assert log == ["a", "uses a", "uses a", "", "uses "]

@@ -76,11 +76,11 @@ def test_the_end_of_an_episode_waits_for_the_gateway(
     def come_back() -> None:
         back.wait(0.8)
         with published(home, site.url):
-            stop.wait(20)
+            stop.wait(300)
 
     thread = threading.Thread(target=come_back)
     thread.start()
-    assert reap_leases(home, KEY, seconds=20) == ""
+    assert reap_leases(home, KEY, seconds=300) == ""
     stop.set()
     thread.join()
     assert (run.shown()["status"], run.shown()["reason"]) == ("void", KILLED)
@@ -113,7 +113,7 @@ def test_a_command_asks_again_and_says_what_is_left(
     )
     with published(home, f"http://127.0.0.1:{free_port()}"):
         (fitness,) = commands.check_environment(
-            home, KEY, request, PlayLimits(seconds=20), 1, lambda found: None
+            home, KEY, request, PlayLimits(seconds=300), 1, lambda found: None
         )
     assert fitness.fit, fitness.reason
     said = capsys.readouterr().err

@@ -107,7 +107,7 @@ class Player:
             runner.open_runner(str(self.folder))
             try:
                 return await runner.play_episode(
-                    loaded, ticket, str(self.folder / ticket.episode), PlayLimits(seconds=30)
+                    loaded, ticket, str(self.folder / ticket.episode), PlayLimits(seconds=300)
                 )
             finally:
                 await runner.close_runner()

@@ -66,12 +66,13 @@ def pick(store: Store, messages: list[Message]) -> tuple[list[str], int]:
         store,
         "until_learned",
         "none",
-        topics=topics(),
+        load_topics=topics,
         is_ephemeral=EphemeralMatcher(()),
         identity="base",
     )
 
     async def work() -> tuple[list[str], int]:
+        await picker.read_topics()
         executor = CountingExecutor(1)
         asyncio.get_running_loop().set_default_executor(executor)
         picked = await picker.pick_lessons(messages, HERE, lambda: [])

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.common.assets import ASSETS, load_yaml
 from openclaw_rl.common.linear_regex import (
     LinearPattern,
     MatchingPatterns,
@@ -227,22 +227,31 @@ def load_rule_files(path: Path) -> tuple[tuple[RuleFile, ...], str]:
         raise ConfigError(
             f"{path}: expected at least one *.yaml file with rules in this folder, got none"
         )
-    parsed_files = []
-    digest = hashlib.sha256()
+    texts = []
     for file in files:
         try:
-            raw = file.read_text(encoding="utf-8")
+            texts.append((file, file.read_text(encoding="utf-8")))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"{file}: the judge's rules cannot be read: {error}. "
                 "Set judge.rules_path to a YAML file or a folder of them, or leave it unset for the shipped rules."
             ) from error
+    return _parse_files(tuple(texts), has_names_of_files=path.is_dir())
+
+
+@lru_cache(maxsize=8)
+def _parse_files(
+    texts: tuple[tuple[Path, str], ...], *, has_names_of_files: bool
+) -> tuple[tuple[RuleFile, ...], str]:
+    """Return the rules of files with these texts, and the digest of the texts."""
+    digest = hashlib.sha256()
+    parsed_files = []
+    for file, raw in texts:
         digest.update(raw.encode())
         parsed = _parse_file(raw, str(file))
-        if path.is_dir():
-            parsed = replace(
-                parsed, rules=tuple(replace(r, name=f"{file.stem}/{r.name}") for r in parsed.rules)
-            )
+        if has_names_of_files:
+            rules = tuple(replace(r, name=f"{file.stem}/{r.name}") for r in parsed.rules)
+            parsed = replace(parsed, rules=rules)
         parsed_files.append(parsed)
     return tuple(parsed_files), digest.hexdigest()[:8]
 
@@ -251,7 +260,7 @@ def load_rule_files(path: Path) -> tuple[tuple[RuleFile, ...], str]:
 def _read_tree(raw: str, source: str) -> dict[Any, Any]:
     """Parse YAML, and check version and keys of the file. Raises `ConfigError`."""
     try:
-        tree = yaml.safe_load(raw)
+        tree = load_yaml(raw)
     except (yaml.YAMLError, ValueError) as error:
         # `ValueError`: an invalid date, or a number that is too long.
         raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error

@@ -9,9 +9,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
-import yaml
-
-from openclaw_rl.common.assets import read_asset
+from openclaw_rl.common.assets import read_yaml_asset
 from openclaw_rl.common.linear_regex import LinearPattern
 
 
@@ -52,7 +50,7 @@ class TextLine:
     end: int
 
 
-SPEAKER_ASSET: Mapping[str, Any] = yaml.safe_load(read_asset("speakers.yaml"))
+SPEAKER_ASSET: Mapping[str, Any] = read_yaml_asset("speakers.yaml")
 
 
 @cache

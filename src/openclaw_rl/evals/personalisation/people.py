@@ -13,9 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import yaml
-
-from openclaw_rl.common.assets import read_asset
+from openclaw_rl.common.assets import read_yaml_asset
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.evals import phrases
 from openclaw_rl.evals.styles import Taste, has_style
@@ -24,7 +22,7 @@ from openclaw_rl.judge.answer_schemas import AnswerSchema
 from openclaw_rl.judge.chat_client import ChatClient
 from openclaw_rl.settings.load import Config
 
-_ASSET = yaml.safe_load(read_asset("evals/people.yaml"))
+_ASSET = read_yaml_asset("evals/people.yaml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

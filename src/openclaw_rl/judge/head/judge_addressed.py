@@ -6,9 +6,7 @@ import re
 from dataclasses import replace
 from functools import cache
 
-import yaml
-
-from openclaw_rl.common.assets import read_asset
+from openclaw_rl.common.assets import read_yaml_asset
 from openclaw_rl.common.client_patterns import head_and_tail
 from openclaw_rl.common.linear_regex import LinearPattern
 from openclaw_rl.common.message_hash import message_text
@@ -27,7 +25,7 @@ _SENTENCE = re.compile(
 
 @cache
 def _combinations() -> tuple[tuple[LinearPattern, ...], ...]:
-    asset = yaml.safe_load(read_asset("judge_addressed.yaml"))
+    asset = read_yaml_asset("judge_addressed.yaml")
     patterns = {name: LinearPattern(f"(?i){words}") for name, words in asset["words"].items()}
     return tuple(tuple(patterns[name] for name in names) for names in asset["combinations"])
 

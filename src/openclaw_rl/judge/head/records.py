@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import yaml
 
-from openclaw_rl.common.assets import read_asset
+from openclaw_rl.common.assets import load_yaml, read_asset
 from openclaw_rl.common.client_patterns import head_and_tail
 from openclaw_rl.common.message_hash import (
     message_text,
@@ -26,7 +25,7 @@ from openclaw_rl.render.tokenizer import CachedTokenizer
 from openclaw_rl.types import Ids, JudgeInput, Message, StateRequest
 
 _RAW_FORM = read_asset("judge_head.yaml")
-_FORM = yaml.safe_load(_RAW_FORM)
+_FORM = load_yaml(_RAW_FORM)
 FORM_DIGEST = hashlib.sha256(_RAW_FORM.encode()).hexdigest()[:8]
 ADDRESSED: Sequence[str] = _FORM["addressed"]
 """Texts that address the judge, as a page or a tool result may."""

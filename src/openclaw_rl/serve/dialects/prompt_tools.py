@@ -7,16 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import yaml
-
-from openclaw_rl.common.assets import read_asset
+from openclaw_rl.common.assets import read_yaml_asset
 from openclaw_rl.errors import json_type_name
 from openclaw_rl.serve.chat_request import ResponseConstraint, field_error
 from openclaw_rl.store.rows import to_json
 
-CLIENT_TOOLS: Mapping[str, Mapping[str, dict[str, Any]]] = yaml.safe_load(
-    read_asset("client_tools.yaml")
-)
+CLIENT_TOOLS: Mapping[str, Mapping[str, dict[str, Any]]] = read_yaml_asset("client_tools.yaml")
 """Service -> type -> definition of the tools that requests name without a schema."""
 NameReader = Callable[[Mapping[str, Any], str], str]
 """(choice, place) -> the prompt name of the tool that an object of `tool_choice` names."""

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import yaml
+from openclaw_rl.common.assets import read_yaml_asset
 
-from openclaw_rl.common.assets import read_asset
-
-MESSAGE_ID_HEADERS: tuple[str, ...] = tuple(
-    yaml.safe_load(read_asset("feedback/message_ids.yaml"))["headers"]
-)
+MESSAGE_ID_HEADERS: tuple[str, ...] = tuple(read_yaml_asset("feedback/message_ids.yaml")["headers"])
 
 
 def sent_message_id(headers: Mapping[str, str]) -> tuple[str, str] | None:

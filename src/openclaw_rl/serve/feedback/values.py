@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-import yaml
-
-from openclaw_rl.common.assets import read_asset
+from openclaw_rl.common.assets import read_yaml_asset
 
 ACCEPTED = (
     'expected 1, 0 or -1; a number together with scale, e.g. "0..1"; true or false; stars as "4/5" or '
@@ -46,7 +44,7 @@ class FeedbackValue:
 def _load_table() -> Mapping[str, int | None]:
     kinds = {"praise": 1, "complaint": -1, "none": None}
     table: dict[str, int | None] = {}
-    loaded = yaml.safe_load(read_asset("feedback/values.yaml"))
+    loaded = read_yaml_asset("feedback/values.yaml")
     for kind, score in kinds.items():
         for name in (*loaded[kind]["words"], *loaded[kind]["names"], *loaded[kind]["emoji"]):
             table[canonical_name(name)] = score

@@ -128,22 +128,33 @@ class LessonPicker:
         mode: LessonMode,
         per: PolicyOwner,
         *,
-        topics: HintTopics,
+        load_topics: Callable[[], HintTopics],
         is_ephemeral: Callable[[Message], bool],
         identity: str,
         examine: Callable[[LessonSetOfPrompt], None] | None = None,
     ) -> None:
-        """`per`: who has a policy of its own, and so lessons of its own. `topics`: of wishes and lessons.
+        """`per`: who has a policy of its own, and so lessons of its own.
 
+        `load_topics`: loads those of wishes and lessons. It is called in a thread, as it takes seconds.
         `identity`: of the base. `examine`: starts an examination; None: no lesson is examined.
         """
         self._store = store
         self._mode = mode
         self.per = per
-        self._topics = topics
+        self._load_topics = load_topics
+        self._topics = HintTopics(())
+        self._topics_lock = asyncio.Lock()
+        self._has_topics = False
         self._is_ephemeral = is_ephemeral
         self._identity = identity
         self._examine = examine
+
+    async def read_topics(self) -> None:
+        """Load the topics, once. Prompts that need them wait for it."""
+        async with self._topics_lock:
+            if not self._has_topics:
+                self._topics = await asyncio.to_thread(self._load_topics)
+                self._has_topics = True
 
     def lookup(self, request: ChatRequest, scope: str) -> LessonLookup:
         """Return the lookup for one request. `scope`: id of its API key."""
@@ -157,8 +168,15 @@ class LessonPicker:
         `context`: without the question; of the conversation, only the name that the client gives. `chains` returns the
         chained hashes of the messages, by which the conversation is found without a name.
         """
+        has_lesson = has_lessons(self._store, context.policy, context.key)
+        # A wish is about the reply before it.
+        has_reply = any(message.get("role") == "assistant" for message in messages)
+        if not has_lesson and not has_reply:
+            return NO_LESSONS
+        if not self._has_topics:
+            await self.read_topics()
         # Most prompts get no lesson. To hand each of them to a thread takes more time than all else of the gateway.
-        if self._has_none(messages, context):
+        if not has_lesson and self._has_no_wish(messages):
             return NO_LESSONS
         picked, to_examine = await asyncio.to_thread(self._read_lessons, messages, context, chains)
         if self._examine is not None:
@@ -166,14 +184,8 @@ class LessonPicker:
                 self._examine(lesson_set)
         return picked
 
-    def _has_none(self, messages: Sequence[Message], context: PromptContext) -> bool:
-        """Return whether a prompt certainly gets no lesson: none exists, and its newest message has no wish."""
-        if has_lessons(self._store, context.policy, context.key):
-            return False
-        # A wish is about the reply before it.
-        has_reply = any(message.get("role") == "assistant" for message in messages)
-        if not has_reply:
-            return True
+    def _has_no_wish(self, messages: Sequence[Message]) -> bool:
+        """Return whether the newest message certainly has no wish."""
         newest, reply = self._newest_exchange(messages)
         if newest is None or reply is None:
             return True
