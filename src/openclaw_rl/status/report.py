@@ -63,6 +63,7 @@ CURES = {
     ReasonCode.NOT_STORED: "the owner can set serve.honor_store: false",
     ReasonCode.LOGIT_BIAS: "the client can omit logit_bias",
     ReasonCode.CONTROL_TOKEN: "the owner can set serve.special_tokens: text (or model)",
+    ReasonCode.UNREAD_CALLS: "the owner can choose a model whose calls are read (docs/guides/models.md)",
     ReasonCode.IMAGES: "the client can send the accessibility tree of a page, or other text, instead",
     ReasonCode.FORCED_FORMAT: "the client can ask for the format in the prompt, with tool_choice auto and no "
     "response_format",
