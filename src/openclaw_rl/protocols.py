@@ -170,6 +170,15 @@ class ConfirmedTrainer(Protocol):
         ...
 
 
+@runtime_checkable
+class ResidentTrainer(Protocol):
+    """A trainer that keeps the last policies in memory."""
+
+    def has_resident(self, folder: str) -> bool:
+        """Return whether `load` of this folder takes weights and moments from memory, not from its files."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyWork:
     """One policy that may have something to train on, in one iteration of the training loop."""

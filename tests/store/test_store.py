@@ -504,7 +504,8 @@ def test_the_queries_of_the_loops_use_their_indexes(store: Store) -> None:
         "turns_claimable (signal=? AND uses=? AND owner=?)",
         "turns_claimable (signal=? AND uses=?)",
         "turns_lost (signal=? AND owner=?)",
-        "turns_lost (signal=?)",
+        "turns_freed (signal=? AND owner=?)",
+        "turns_freed (signal=?)",
         "turns_owner (owner=? AND seq>?)",
     ):
         assert any(searched in line for line in plans), searched

@@ -160,6 +160,18 @@ class World:
         }
         live = self.conn.exec_driver_sql("SELECT version FROM policies WHERE state = 'live'")
         assert set(live.scalars()) == on_lines
+        self.check_waiting()
+
+    def check_waiting(self) -> None:
+        """Whoever may be trained is listed, with at least as many turns, and is due with a full batch."""
+        full = 2
+        waiting = policy_names.waiting_policies(self.conn, self.per, full=full)
+        listed = {one.name: one for one in waiting}
+        for name in {self.owner_of(made) for made in self.requests}:
+            claimed = self.claimed(name)
+            if claimed:
+                assert self.per == "all" or listed[name].turns >= len(claimed)
+                assert listed[name].is_due or len(claimed) < full
 
 
 _runs = itertools.count()

@@ -214,12 +214,17 @@ def test_weights_are_removed_some_time_after_the_store_says_so(
     start: Start, store: Store, fill: Fill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine that began to load a version before can read it to the end; no engine begins afterwards."""
-    monkeypatch.setattr(version_thinning, "REMOVAL_DELAY", 1.0)
+    monkeypatch.setattr(version_thinning, "REMOVAL_DELAY", 3600.0)
     loop = start()
     learn(loop, store, fill, 5)
     assert numbers(tmp_path / "policies") == [1, 2, 3, 4, 5]
     assert version_files.examine_files(store, 1) == policies.REMOVED_REASON
-    time.sleep(1.1)
+    loop._next_check = 0.0
+    assert not loop.run_once()
+    assert numbers(tmp_path / "policies") == [1, 2, 3, 4, 5]
+    times = loop._thinner._removal_times
+    assert min(times.values()) > time.monotonic()
+    times.update(dict.fromkeys(times, time.monotonic()))
     loop._next_check = 0.0
     assert not loop.run_once()
     assert numbers(tmp_path / "policies") == [3, 4, 5]

@@ -25,7 +25,7 @@ from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons
-from openclaw_rl.store.lineage import policies, probe_answers, training_queue
+from openclaw_rl.store.lineage import policies, probe_answers, rejected_batches, training_queue
 from openclaw_rl.store.lineage.policy_names import OwnerFilter, PolicyOwner, owner_filter
 from openclaw_rl.types import Policy
 
@@ -208,8 +208,8 @@ class CandidateGate:
             base = policies.get(conn, 0)
             forms = self._newest_forms(conn, head, owner)
             known_lessons = lessons.list_lessons(conn, policy=candidate.name)
-            refused = training_queue.refused_together(conn, ids)
-            contradicting = training_queue.refused_together(
+            refused = rejected_batches.refused_together(conn, ids)
+            contradicting = rejected_batches.refused_together(
                 conn, ids, code=ReasonCode.CONTRADICTION
             )
         assert base is not None, "every store has the base"

@@ -19,7 +19,7 @@ import torch
 from torch.utils.checkpoint import CheckpointError
 
 from openclaw_rl.common.atomic_files import write_folder
-from openclaw_rl.common.policy_digest import hash_folder
+from openclaw_rl.common.policy_digest import EMA_TEACHER_FILE, OPTIMIZER_FILE, hash_folder
 from openclaw_rl.common.progress import (
     Activity,
     WorkKind,
@@ -37,6 +37,7 @@ from openclaw_rl.learner.model import oom as memory
 from openclaw_rl.learner.model import state_files, weights
 from openclaw_rl.learner.model.ema_teacher import EmaTeacher
 from openclaw_rl.learner.optim.optimizer import Optimizer, WeightSnapshot
+from openclaw_rl.learner.resident_states import ResidentState, ResidentStates, copy_tensors
 from openclaw_rl.learner.scoring import PolicyScorer
 from openclaw_rl.learner.step_frame import NO_ADVANTAGE, CreditedBatch, StepFrame
 from openclaw_rl.learner.step_metrics import (
@@ -114,13 +115,22 @@ class LocalTrainer:
             rate = train.distill.ema_rate
             bound = train.distill.ema_max_kl
             self._ema_teacher = EmaTeacher(self._weights.parameters, rate=rate, bound=bound)
+        # Sharded weights are read by all ranks.
+        is_alone = self._world.size == 1 and train.finetune == "lora"
+        self._residents = ResidentStates(train.checkpoint.resident_bytes if is_alone else 0)
+        # Of the policy that is loaded; None: the base, or a step that did not end.
+        self._folder: str | None = None
         # A step was begun.
         self._has_run = False
         self._scorer = PolicyScorer(self._weights, self._runner, train, self._ema_teacher)
         self.load(folder=None, method_state={})
 
     def load(self, *, folder: str | None, method_state: Mapping[str, Any]) -> None:
-        """Load the policy in `folder`, or the base. Raises `ModelError` or `ConfigError` if it does not match."""
+        """Load the policy in `folder`, or the base. Raises `ModelError` or `ConfigError` if it does not match.
+
+        The state of the policy that was loaded before stays in memory (`train.checkpoint.resident_bytes`).
+        """
+        self._keep_state()
         self._frame.load(method_state)
         # See `next_rate_scale`.
         self._rate_scales = dict.fromkeys(StepKind, 1.0)
@@ -130,21 +140,62 @@ class LocalTrainer:
             if self._ema_teacher is not None:
                 self._ema_teacher.start()
             return
-        self._weights.read(Path(folder))
+        resident = self._residents.take(folder)
+        if resident is None:
+            self._weights.read(Path(folder))
+        else:
+            self._restore_weights(resident)
         self._optimizer.start()
-        if self._ema_teacher is not None:
-            self._ema_teacher.read(Path(folder))
+        self._load_teacher(Path(folder), resident)
         state = state_files.read_state(Path(folder))
         self._frame.load(
             method_state, steps=int(state["steps"]), turns_seen=int(state.get("samples", 0))
         )
         stored_scales = state.get("rate_scales", {})
         self._rate_scales = {kind: float(stored_scales.get(kind, 1.0)) for kind in StepKind}
-        if not self._optimizer.read(Path(folder)):
+        if not self._load_optimizer(Path(folder), resident):
             log.info(
                 "%s no longer has an optimizer state: the optimizer starts from the beginning",
                 folder,
             )
+        self._folder = folder
+
+    def has_resident(self, folder: str) -> bool:
+        """Return whether `load` of this folder reads no weights and no state of the optimizer."""
+        return folder in self._residents
+
+    def _keep_state(self) -> None:
+        """Keep the state of the policy that is loaded, before another one takes its place."""
+        if self._folder is not None and self._residents.is_on:
+            teacher = {} if self._ema_teacher is None else self._ema_teacher.copy_state()
+            state = ResidentState(
+                weights=copy_tensors(self._weights.parameters),
+                optimizer=self._optimizer.copy_state(),
+                teacher=teacher,
+            )
+            self._residents.add(self._folder, state)
+        self._folder = None
+
+    @torch.no_grad()
+    def _restore_weights(self, resident: ResidentState) -> None:
+        for name, parameter in self._weights.parameters.items():
+            parameter.copy_(resident.weights[name])
+
+    def _load_teacher(self, folder: Path, resident: ResidentState | None) -> None:
+        if self._ema_teacher is None:
+            return
+        if resident is not None and (folder / EMA_TEACHER_FILE).exists():
+            self._ema_teacher.restore(resident.teacher)
+        else:
+            self._ema_teacher.read(folder)
+
+    def _load_optimizer(self, folder: Path, resident: ResidentState | None) -> bool:
+        """Load the state of the optimizer. Return False if the folder no longer has one (old states are pruned)."""
+        file = folder / OPTIMIZER_FILE
+        if resident is None or not file.exists():
+            return self._optimizer.read(folder)
+        self._optimizer.restore(resident.optimizer, file)
+        return True
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
         """See `protocols.Trainer`. A step with non-finite values does not change the weights; the gate rejects it.
@@ -191,6 +242,7 @@ class LocalTrainer:
         batch = self._frame.credit_batch(samples, scored, stale)
         if not batch.has_gradient:
             return self._frame.no_step(batch, NO_ADVANTAGE, {})
+        self._folder = None
         snapshot = self._optimizer.snapshot()
         kind = _kind_of(samples)
         rate = self._frame.learning_rate() * self._rate_scales[kind]
@@ -215,6 +267,7 @@ class LocalTrainer:
         if self._world.rank == 0:
             write_folder(Path(out), self._state_file(), self._write_state)
             digest, files = hash_folder(out)
+        self._folder = out
         metrics["seconds"] = time.perf_counter() - started
         return StepResult(
             folder=out,

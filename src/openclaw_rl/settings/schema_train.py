@@ -315,6 +315,12 @@ class TrainCheckpointConfig(Section):
         ge=0,
         description="days of which one more version each is kept, the newest of the day; adapters only",
     )
+    resident_bytes: int = Field(
+        2**30,
+        ge=0,
+        description="memory for the adapters and optimizer states of the policies that were trained last (policy.per); "
+        "0: they are read from their files",
+    )
     save_dir: str | None = Field(None, description="folder for checkpoints outside of the home")
     save_interval: int = Field(1, ge=1, description="steps between two checkpoints in save_dir")
     resume: str | None = Field(

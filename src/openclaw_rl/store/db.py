@@ -28,6 +28,8 @@ from sqlalchemy.pool import QueuePool
 
 from openclaw_rl.store import schema
 from openclaw_rl.store.bootstrap import BUSY_TIMEOUT, damaged_error, prepare_store, translate_errors
+from openclaw_rl.store.writing.store_writer import StoreWriter
+from openclaw_rl.store.writing.write_queue import WriteQueue
 
 _PRAGMAS = ("foreign_keys=ON", "journal_size_limit=67108864")
 _CACHE_MIB = 16
@@ -46,6 +48,7 @@ class Store:
         self._read_engine = engine
         self._write_engine = engine.execution_options(write="FULL")
         self._lazy_write_engine = engine.execution_options(write="NORMAL")
+        self._queue = WriteQueue(path)
         self._watch_connection = sqlite3.connect(
             path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
         )
@@ -82,12 +85,12 @@ class Store:
         undo it, together with all later commits that are not durable; a crash of the process or a kill does not.
         """
         engine = self._write_engine if durable else self._lazy_write_engine
-        with translate_errors(self.path), engine.begin() as conn:
+        with translate_errors(self.path), self._queue.wait_turn(), engine.begin() as conn:
             yield conn
 
     def open_writer(self) -> StoreWriter:
         """Return a writer with a connection of its own. The caller closes it."""
-        return StoreWriter(self.path, self._write_engine)
+        return StoreWriter(self.path, self._write_engine, self._queue)
 
     def has_changed(self) -> bool:
         """Return whether anyone has committed since the last call (True on the first). Takes a few microseconds."""
@@ -120,65 +123,9 @@ class Store:
 
     def close(self) -> None:
         self._read_engine.dispose()
+        self._queue.close()
         with self._watch_lock:
             self._watch_connection.close()
-
-
-class StoreWriter:
-    """Writes many small transactions on one connection, and recognises commits by others; thread-safe.
-
-    SQLite keeps the pages of a connection in memory until another connection commits, and a connection of the pool is
-    prepared for each transaction: both take longer than the statements of a reply.
-    """
-
-    def __init__(self, path: Path, engine: Engine) -> None:
-        self._path = path
-        self._engine = engine
-        self._lock = threading.Lock()
-        self._connection: Connection | None = None
-        self._seen_version: int | None = None
-
-    @contextmanager
-    def write(self) -> Iterator[Connection]:
-        """Open a transaction as `Store.write` does. It is committed to disk at the end, or rolled back on an error."""
-        with self._lock, translate_errors(self._path):
-            conn = self._open_connection()
-            try:
-                with conn.begin():
-                    yield conn
-            except BaseException:
-                # What state the connection is in after an error, only a new one knows for sure.
-                self._close_connection()
-                raise
-
-    def others_have_changed(self) -> bool:
-        """Return whether anyone but this writer has committed since the last call (True on the first).
-
-        Waits for the transaction of another thread, if there is one.
-        """
-        with self._lock, translate_errors(self._path):
-            # SQLite changes the number for the commits of all other connections, of this process too.
-            row = self._open_connection().connection.cursor().execute("PRAGMA data_version")
-            (version,) = row.fetchone()
-            seen = self._seen_version
-            self._seen_version = version
-        return bool(seen != version)
-
-    def close(self) -> None:
-        with self._lock:
-            self._close_connection()
-
-    def _open_connection(self) -> Connection:
-        if self._connection is None:
-            self._connection = self._engine.connect()
-            # The numbers of two connections cannot be compared.
-            self._seen_version = None
-        return self._connection
-
-    def _close_connection(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
 
 def _open_engine(path: Path, cache_mib: int) -> Engine:
@@ -218,7 +165,8 @@ def _begin_transaction(conn: Connection) -> None:
 def _begin_write(conn: Connection, synchronous: str) -> None:
     """Begin a transaction that holds the write lock, and wait for it in short steps.
 
-    SQLite itself waits in steps that grow to 100 ms, so that a finished reply waits long behind other stages' commits.
+    The caller has its turn in the `WriteQueue`, so that only writers without a turn are waited for. SQLite itself waits
+    in steps that grow to 100 ms, and a finished reply would wait long behind them.
     """
     connection: Any = conn.connection
     give_up = time.monotonic() + BUSY_TIMEOUT

@@ -79,5 +79,6 @@ MIGRATIONS: Sequence[Migration] = (
     partial(_run_file, "33_not_understood"),
     partial(_run_file, "34_owners"),
     partial(_run_file, "35_reports"),
+    partial(_run_file, "36_freed_turns"),
 )
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""

@@ -216,6 +216,11 @@ Index(
     *(turns.c.signal, turns.c.owner, turns.c.seq),
     sqlite_where=text(f"{_IS_CLAIMABLE} AND lost > 0"),
 )
+Index(
+    "turns_freed",
+    *(turns.c.signal, turns.c.owner, turns.c.seq),
+    sqlite_where=text(f"{_IS_CLAIMABLE} AND lost > 0 AND uses - lost = 0"),
+)
 
 reactions = Table(
     "reactions",

@@ -161,7 +161,8 @@ def current_verdicts(conn: Connection, ids: Sequence[str]) -> dict[str, Verdict]
     """Return `current_verdict` of those turns that have one, by turn."""
     verdicts: dict[str, Verdict] = {}
     for row in conn.execute(_verdicts, {"ids": list(ids)}):
-        verdicts.setdefault(row.turn, verdict_from_row(row))
+        if row.turn not in verdicts:
+            verdicts[row.turn] = verdict_from_row(row)
     return verdicts
 
 

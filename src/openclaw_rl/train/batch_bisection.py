@@ -13,13 +13,12 @@ from itertools import takewhile
 from sqlalchemy import Connection
 
 from openclaw_rl.errors import ModelError, PluginError
-from openclaw_rl.methods.types import CreditMethod, Sample
+from openclaw_rl.methods.types import Sample
 from openclaw_rl.protocols import Batch, PolicyWork, Waiting
 from openclaw_rl.reasons import Reason, ReasonCode
-from openclaw_rl.store.lineage import policies, training_queue
-from openclaw_rl.store.lineage.policy_names import owner_filter
+from openclaw_rl.store.lineage import policies, rejected_batches, training_queue
 from openclaw_rl.train.context import TrainContext
-from openclaw_rl.train.turn_queue import queued_ids
+from openclaw_rl.train.turn_queue import QueuedTurns
 from openclaw_rl.types import Policy, PolicyState
 
 BATCH_ERRORS = (ValueError, ModelError, PluginError)
@@ -31,17 +30,17 @@ MAX_CONSECUTIVE_FAILURES = 8
 class BisectionSource:
     """The next part of the batch that was rejected last, of those whose turns are still in the queue."""
 
-    def __init__(self, context: TrainContext, method: CreditMethod) -> None:
+    def __init__(self, context: TrainContext, queued: QueuedTurns) -> None:
         self._context = context
-        self._method = method
+        self._queued = queued
 
     def next_batch(self, policy: PolicyWork) -> Batch | Waiting | None:
         """Return the next part; None if no turn of the queue was in a rejected batch."""
-        context = self._context
-        with context.store.read() as conn:
-            owner = owner_filter(context.per, policy.head.name)
-            queued = queued_ids(conn, self._method, context.settings, owner)
-            part = bisect(queued, training_queue.last_rejections(conn, queued))
+        queued = self._queued.list_ids(policy)
+        if not queued:
+            return None
+        with self._context.store.read() as conn:
+            part = bisect(queued, rejected_batches.last_rejections(conn, queued))
             if not part:
                 return None
             turns = training_queue.load_judged_turns(conn, part)

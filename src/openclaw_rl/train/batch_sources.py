@@ -14,7 +14,7 @@ from openclaw_rl.train.checkpoints import is_last_version
 from openclaw_rl.train.context import TrainContext
 from openclaw_rl.train.retraining import UndoSource
 from openclaw_rl.train.satisfaction_watch import pause_reason
-from openclaw_rl.train.turn_queue import BatchReadiness, QueueSource
+from openclaw_rl.train.turn_queue import BatchReadiness, QueuedTurns, QueueSource
 
 
 class PauseSource:
@@ -63,11 +63,12 @@ def make_sources(
     settles: bool,
 ) -> Sequence[BatchSource]:
     """Return the sources that each policy is asked for, before it may practise. `candidates`: examines them."""
+    queued = QueuedTurns(context, method)
     return (
         PauseSource(context, settles=settles),
         candidates,
         UndoSource(context.store),
         LastVersionSource(context.settings),
-        BisectionSource(context, method),
-        QueueSource(context, method, readiness),
+        BisectionSource(context, queued),
+        QueueSource(context, queued, readiness),
     )

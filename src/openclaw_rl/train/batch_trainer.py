@@ -15,7 +15,7 @@ from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.protocols import Batch
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store import heartbeats, leases, turns
-from openclaw_rl.store.lineage import candidates, policies, training_queue
+from openclaw_rl.store.lineage import candidates, policies, rejected_batches, training_queue
 from openclaw_rl.store.lineage.policy_names import name_of_turn
 from openclaw_rl.store.lineage.token_credit import record_credit
 from openclaw_rl.store.lineage.version_stats import satisfaction_metrics
@@ -270,7 +270,7 @@ class BatchTrainer:
         if not deaths:
             return
         with self._store.write() as conn:
-            is_bisected = bool(training_queue.last_rejections(conn, deaths))
+            is_bisected = bool(rejected_batches.last_rejections(conn, deaths))
             most_deaths = max(deaths.values())
             if not is_bisected and most_deaths < heartbeats.MAX_DEATHS:
                 return

@@ -12,7 +12,7 @@ from openclaw_rl.common import disk_space
 from openclaw_rl.common.policy_digest import OPTIMIZER_FILE
 from openclaw_rl.errors import StaleLease
 from openclaw_rl.methods.types import Sample, StepResult
-from openclaw_rl.protocols import ConfirmedTrainer, Trainer
+from openclaw_rl.protocols import ConfirmedTrainer, ResidentTrainer, Trainer
 from openclaw_rl.train import policy_folders
 from openclaw_rl.train.file_monitor import FileMonitor
 from openclaw_rl.types import Logprobs, Policy
@@ -51,7 +51,7 @@ class LoadedTrainer:
         """Load a version, if it is not loaded. Return how its files are damaged, in which case it is not."""
         if self.has_loaded(policy):
             return None
-        damage = self._monitor.examine(policy)
+        damage = self._monitor.examine(policy, trusts_known=self._is_resident(policy))
         if damage is not None:
             return damage
         self._load_folder(policy, policy.path)
@@ -64,6 +64,12 @@ class LoadedTrainer:
                 policy.version,
             )
         return None
+
+    def _is_resident(self, policy: Policy) -> bool:
+        """Return whether the trainer has the version in memory, so that files that have not changed need no reading."""
+        if policy.path is None or not isinstance(self._trainer, ResidentTrainer):
+            return False
+        return self._trainer.has_resident(policy.path)
 
     def turns_at_risk(self, samples: Sequence[Sample]) -> list[str]:
         """Return the turns on which this process may die; none if another program or a service computes the step."""

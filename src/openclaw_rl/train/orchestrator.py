@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from openclaw_rl.common import disk_space
 from openclaw_rl.common.progress import Wait, WorkNote, join_notes
@@ -17,7 +18,7 @@ from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.store.lineage.policy_names import waiting_names
+from openclaw_rl.store.lineage.policy_names import WaitingPolicy, heads_of_names, waiting_policies
 from openclaw_rl.train import policy_folders
 from openclaw_rl.train.batch_sources import make_sources
 from openclaw_rl.train.batch_trainer import BatchTrainer
@@ -28,14 +29,23 @@ from openclaw_rl.train.lease_keeper import LeaseKeeper
 from openclaw_rl.train.loaded_trainer import LoadedTrainer
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.tracking import StepReporter
-from openclaw_rl.train.turn_queue import BatchReadiness
+from openclaw_rl.train.turn_queue import BatchReadiness, QueueAges
 from openclaw_rl.train.version_thinning import VersionThinner
-from openclaw_rl.types import Lease
+from openclaw_rl.types import Lease, Policy
 
 log = logging.getLogger("openclaw_rl.train")
 # Seconds until the store is read again without a commit, because `max_wait` may have passed.
 RECHECK_SECONDS = 1.0
+ASKED_AT_ONCE = 16
+"""Policies that are asked in one iteration although no step of theirs is due."""
 _NO_PARTS = LoopParts()
+
+
+class _Answer(NamedTuple):
+    """What a policy with this head, number of turns and oldest turn waits for."""
+
+    state: tuple[int, int, int]
+    note: WorkNote
 
 
 class TrainLoop:
@@ -91,6 +101,10 @@ class TrainLoop:
         # Epoch of the lease under which the folders were cleaned up.
         self._cleaned_epoch: int | None = None
         self._next_check = 0.0
+        # What each policy said last. It holds while no step is due and the policy has no other turns.
+        self._answers: dict[str, _Answer] = {}
+        self._queue_ages = QueueAges()
+        self._compares_episodes = builder.signal.uses_episodes
         # Why the last iteration did nothing; None while there is work.
         self._waiting: WorkNote | None = None
 
@@ -182,48 +196,87 @@ class TrainLoop:
         return has_worked
 
     def _next_batch(self) -> Batch | Waiting:
-        """Return the first batch that a source has for a policy; else practise, or say what each policy waits for."""
+        """Return the first batch that a source has for a policy; else practise, or say what each policy waits for.
+
+        A policy of which no step is due is asked again once it has other turns. Of these, a few are asked in an
+        iteration, so that none that becomes due waits for all of them.
+        """
+        examined, canaries = self._examiner.find_candidates()
+        waiting, heads = self._list_policies(examined, canaries)
         notes: dict[str, WorkNote] = {}
         idle = []
-        for policy in self._list_policies():
-            result = self._ask_sources(policy)
+        left = ASKED_AT_ONCE
+        for policy in waiting:
+            state = (heads[policy.name], policy.turns, policy.oldest)
+            answer = self._answers.get(policy.name)
+            if not self._is_due(policy):
+                if answer is not None and answer.state == state:
+                    notes[policy.name] = answer.note
+                    if Wait.TURNS in answer.note.waits:
+                        idle.append(policy.name)
+                    continue
+                if not left:
+                    self._next_check = 0.0
+                    continue
+                left -= 1
+            candidate = examined or canaries.get(policy.name)
+            result = self._ask_sources(self._open_policy(policy.name, candidate))
+            self._answers.pop(policy.name, None)
             if isinstance(result, Batch) or result.has_worked:
                 return result
-            notes[policy.head.name] = result.note
-            if Wait.TURNS in result.note.waits:
-                idle.append(policy)
+            note = result.note
+            notes[policy.name] = note
+            if Wait.FROZEN in note.waits:
+                # All are.
+                break
+            if Wait.TURNS in note.waits:
+                idle.append(policy.name)
             if result.polls:
                 self._next_check = 0.0
+            else:
+                self._answers[policy.name] = _Answer(state, note)
         return self._practise(idle, notes)
 
-    def _list_policies(self) -> list[PolicyWork]:
-        """Return the policies that may have work: the one whose candidate is examined, if there is one, alone."""
-        examined, canaries = self._examiner.find_candidates()
+    def _list_policies(
+        self, examined: Policy | None, canaries: Mapping[str, Policy]
+    ) -> tuple[list[WaitingPolicy], dict[str, int]]:
+        """Return the policies that may have work, and their heads: that of the examined candidate alone, if any."""
         practice = self._parts.practice
-        lease = self._keeper.require_lease()
+        batch = self._context.settings.batch
         with self._context.store.read() as conn:
-            batch = self._context.settings.batch
-            waiting = waiting_names(
+            waiting = waiting_policies(
                 conn,
                 self._parts.per,
-                full=batch.min_step_turns,
+                full=1 if self._compares_episodes else batch.min_step_turns,
                 overdue_before=self._context.clock() - batch.max_wait,
             )
-            names = [*canaries, *waiting]
+            listed = {name: WaitingPolicy(name, 0, 0, True) for name in canaries}
+            for policy in waiting:
+                listed.setdefault(policy.name, policy)
             if practice is not None:
-                names += practice.policies(conn)
+                for name in practice.policies(conn):
+                    listed.setdefault(name, WaitingPolicy(name, 0, 0, False))
             if examined is not None:
-                names = [examined.name]
-            heads = policies.heads_of(conn, dict.fromkeys(names))
-        return [
-            PolicyWork(
-                head=head,
-                candidate=examined or canaries.get(head.name),
-                lease=lease,
-                lease_now=self._keeper.clock(),
-            )
-            for head in heads
-        ]
+                listed = {examined.name: WaitingPolicy(examined.name, 0, 0, True)}
+            heads = heads_of_names(conn, listed)
+        return list(listed.values()), heads
+
+    def _is_due(self, policy: WaitingPolicy) -> bool:
+        """Return whether a policy may have a step now; also if a clock stamped its turns hours ahead."""
+        if policy.is_due or not policy.turns:
+            return policy.is_due
+        seconds = self._queue_ages.seconds(policy.name, str(policy.oldest), self._keeper.clock())
+        return seconds >= self._context.settings.batch.max_wait
+
+    def _open_policy(self, name: str, candidate: Policy | None) -> PolicyWork:
+        with self._context.store.read() as conn:
+            head = policies.head(conn, name)
+        return PolicyWork(
+            head=head,
+            candidate=candidate,
+            lease=self._keeper.require_lease(),
+            lease_now=self._keeper.clock(),
+        )
 
     def _ask_sources(self, policy: PolicyWork) -> Batch | Waiting:
         for source in self._sources:
@@ -232,23 +285,30 @@ class TrainLoop:
                 return result
         raise AssertionError("the last source always has an answer")
 
-    def _practise(
-        self, idle: Sequence[PolicyWork], notes: Mapping[str, WorkNote]
-    ) -> Batch | Waiting:
+    def _practise(self, idle: Sequence[str], notes: Mapping[str, WorkNote]) -> Batch | Waiting:
         """Return a batch of practice for one of the idle policies, the one with the oldest head first."""
         joined = dict(notes)
         practice = self._parts.practice
-        if practice is None:
+        if practice is None or not idle:
             return Waiting(note=join_notes(joined))
-        for policy in sorted(idle, key=lambda policy: policy.head.created_at):
-            result = practice.next_batch(policy)
+        with self._context.store.read() as conn:
+            heads = policies.heads_of(conn, idle)
+        for head in sorted(heads, key=lambda policy: policy.created_at):
+            result = practice.next_batch(
+                PolicyWork(
+                    head=head,
+                    candidate=None,
+                    lease=self._keeper.require_lease(),
+                    lease_now=self._keeper.clock(),
+                )
+            )
             if isinstance(result, Batch):
                 return result
             if result is None:
                 continue
-            note = joined[policy.head.name]
+            note = joined[head.name]
             details = f"{note.details}; {result.note.details}"
-            joined[policy.head.name] = replace(note, details=details)
+            joined[head.name] = replace(note, details=details)
             if result.has_worked:
                 return replace(result, note=WorkNote(join_notes(joined).describe()))
             if result.others_wait:

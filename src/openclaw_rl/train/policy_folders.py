@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
 import uuid
@@ -27,7 +28,8 @@ def versions_on_disk(root: Path) -> list[int]:
     """Return the numbers of the versions that have a folder, oldest first."""
     if not root.is_dir():
         return []
-    matches = [_FOLDER_NAME.fullmatch(path.name) for path in root.iterdir()]
+    with os.scandir(root) as entries:
+        matches = [_FOLDER_NAME.fullmatch(entry.name) for entry in entries]
     return sorted({int(match[1]) for match in matches if match is not None})
 
 
@@ -54,7 +56,8 @@ def remove_folder(folder: Path) -> None:
 
 
 def _unnamed_folders(root: Path, named: Collection[str]) -> list[Path]:
-    return [path for path in root.iterdir() if path.name not in named and path.is_dir()]
+    with os.scandir(root) as entries:
+        return [Path(entry) for entry in entries if entry.name not in named and entry.is_dir()]
 
 
 def remove_orphans(root: Path, folders: Collection[str], *, before: float) -> list[str]:
@@ -65,7 +68,7 @@ def remove_orphans(root: Path, folders: Collection[str], *, before: float) -> li
     """
     if not root.is_dir():
         return []
-    unnamed = _unnamed_folders(root, {Path(folder).name for folder in folders})
+    unnamed = _unnamed_folders(root, {folder.rpartition("/")[2] for folder in folders})
     orphans = [path for path in unnamed if path.stat().st_mtime < before]
     for path in orphans:
         log.info(

@@ -239,10 +239,11 @@ class SatisfactionWatch:
             mark = self._mark or self._continue_watch(conn, heads)
             newest = self._make_mark(conn)
             scored = names_with_scores(conn, self._per, after=mark.cursor)
-        for name, head in heads.items():
+        seen = self._seen_heads
+        moved = {name for name, head in heads.items() if seen.get(name) != head}
+        for name in sorted(moved | (scored & heads.keys())):
+            head = heads[name]
             if not head or not is_owned(self._per, name):
-                continue
-            if name not in scored and self._seen_heads.get(name) == head:
                 continue
             self._seen_heads[name] = head
             self._standing_falls.discard(name)

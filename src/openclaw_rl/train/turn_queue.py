@@ -67,28 +67,48 @@ class BatchReadiness:
         return usable >= batch.min_step_turns
 
 
+class QueuedTurns:
+    """The new turns of the policy that is asked about, read once for all sources."""
+
+    def __init__(self, context: TrainContext, method: CreditMethod) -> None:
+        self._context = context
+        self._method = method
+        self._policy: PolicyWork | None = None
+        self._ids: list[str] = []
+
+    def list_ids(self, policy: PolicyWork) -> list[str]:
+        """Return `queued_ids` of the policy, as they were when it was first asked about in this iteration."""
+        if self._policy is not policy:
+            context = self._context
+            owner = owner_filter(context.per, policy.head.name)
+            with context.store.read() as conn:
+                self._ids = queued_ids(conn, self._method, context.settings, owner)
+            self._policy = policy
+        return self._ids
+
+
 class QueueSource:
     """The oldest new turns of a policy, or its oldest groups for a method that compares episodes."""
 
     def __init__(
-        self, context: TrainContext, method: CreditMethod, readiness: BatchReadiness
+        self, context: TrainContext, queued: QueuedTurns, readiness: BatchReadiness
     ) -> None:
         self._context = context
-        self._method = method
+        self._queued = queued
         self._readiness = readiness
 
     def next_batch(self, policy: PolicyWork) -> Batch | Waiting | None:
         """Return the batch if it is complete, or waited for long enough; else how much of it is there."""
         context = self._context
+        ids = self._queued.list_ids(policy)
         with context.store.read() as conn:
-            owner = owner_filter(context.per, policy.head.name)
-            ids = queued_ids(conn, self._method, context.settings, owner)
             turns = training_queue.load_judged_turns(conn, ids)
-            untrusted = ", ".join(read_trust(conn).named)
         batch = Batch(head=policy.head, turns=turns)
         if self._readiness.is_ready(batch, turns, len(turns)):
             return batch
         details = self._readiness.describe(turns)
+        with context.store.read() as conn:
+            untrusted = ", ".join(read_trust(conn).named)
         if untrusted:
             details += f"; verdicts of {untrusted} are not trained on (judge.min_kappa)"
         return Waiting(note=WorkNote(details, frozenset({Wait.TURNS})))

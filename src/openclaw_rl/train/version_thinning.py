@@ -73,15 +73,17 @@ class VersionThinner:
         self._settings = settings
         # By version: when its folder is removed, in monotonic seconds.
         self._removal_times: dict[int, float] = {}
-        # By version with a folder: its policy.
-        self._names: dict[int, str] = {}
+        self._folders = _VersionFolders(root)
+        # The shared parent at the last look, and its lineage.
+        self._common: list[int] = []
         # The day and what decided at the last look; None: all policies are looked at next.
         self._last_look: tuple[int, _ThinningBasis] | None = None
 
     def look_at_all(self) -> None:
         """Look at all policies next: another process may have written or renamed versions."""
         self._last_look = None
-        self._names = {}
+        self._common = []
+        self._folders.forget()
 
     def thin_versions(self, now: float) -> None:
         """Record the files that are no longer kept as removed, and remove those that may be. `now`: since the epoch."""
@@ -102,12 +104,12 @@ class VersionThinner:
                 basis = _ThinningBasis.read(conn)
                 if self._must_look_at_all(basis, now):
                     self.look_at_all()
-                by_policy = self._versions_by_policy(conn)
+                self._folders.update(conn)
                 judged = self._changed_policies(basis)
                 if judged is None:
-                    judged = sorted({*basis.heads, *by_policy})
-                looked_at = _of(by_policy, judged)
-                surplus = self._surplus_files(conn, basis, now, by_policy, judged)
+                    judged = sorted({*basis.heads, *self._folders.by_policy})
+                looked_at = self._folders.of(judged)
+                surplus = self._surplus_files(conn, basis, now, judged)
             if not surplus:
                 break
             with self._store.write() as conn:
@@ -119,21 +121,6 @@ class VersionThinner:
             break
         self._last_look = int(now // _DAY_SECONDS), basis
         return looked_at, surplus
-
-    def _versions_by_policy(self, conn: Connection) -> dict[str, list[int]]:
-        """Return the versions that have a folder by the name of their policy, oldest first."""
-        on_disk = versions_on_disk(self._root)
-        unknown = [version for version in on_disk if version not in self._names]
-        names = policies.names_of_versions(conn, unknown)
-        self._names = {
-            version: self._names.get(version) or names[version]
-            for version in on_disk
-            if version in self._names or version in names
-        }
-        by_policy: dict[str, list[int]] = {}
-        for version, name in self._names.items():
-            by_policy.setdefault(name, []).append(version)
-        return by_policy
 
     def _must_look_at_all(self, basis: _ThinningBasis, now: float) -> bool:
         """Return whether more may have changed than single policies: a new day, another parent of all, other names."""
@@ -153,7 +140,8 @@ class VersionThinner:
         _, before = self._last_look
         changed = {name for name, head in basis.heads.items() if before.heads.get(name) != head}
         freed = {before.served, basis.served} | (before.pinned ^ basis.pinned)
-        changed |= {self._names[version] for version in freed if version in self._names}
+        names = self._folders.names
+        changed |= {names[version] for version in freed if version in names}
         return sorted(changed)
 
     def remove_due(self) -> None:
@@ -167,7 +155,7 @@ class VersionThinner:
         `looked_at`: versions whose files may have been recorded since.
         """
         with self._store.read() as conn:
-            concerned = policies.get_many(conn, {*looked_at, *self._removal_times})
+            concerned = policies.get_files(conn, {*looked_at, *self._removal_times})
         for policy in concerned:
             if policies.is_removed(policy):
                 self._remove_version(policy)
@@ -179,30 +167,34 @@ class VersionThinner:
         """Remove the folder of a version whose files are recorded as removed, if it is due."""
         if policy.path is None:
             return
-        delay = REMOVAL_DELAY * max(1.0, folder_bytes(policy.path) / _BYTES_IN_DELAY)
-        due = self._removal_times.setdefault(policy.version, time.monotonic() + delay)
-        if time.monotonic() >= due:
+        if policy.version not in self._removal_times:
+            delay = REMOVAL_DELAY * max(1.0, folder_bytes(policy.path) / _BYTES_IN_DELAY)
+            self._removal_times[policy.version] = time.monotonic() + delay
+        if time.monotonic() >= self._removal_times[policy.version]:
             shutil.rmtree(policy.path, ignore_errors=True)
             del self._removal_times[policy.version]
+            self._folders.remove(policy.version)
             log.debug("version %d is no longer kept: %s was removed", policy.version, policy.path)
 
     def _surplus_files(
-        self,
-        conn: Connection,
-        basis: _ThinningBasis,
-        now: float,
-        by_policy: Mapping[str, Sequence[int]],
-        judged: Sequence[str],
+        self, conn: Connection, basis: _ThinningBasis, now: float, judged: Sequence[str]
     ) -> list[tuple[Policy, set[str]]]:
         """Return the versions of these policies whose files are no longer kept, and the names of these files.
 
         Versions from which others were made for policies of their own are judged when all policies are looked at.
         """
-        lineages = Lineages(conn, basis.heads)
-        undecided = 0 if self._last_look is None else _newest_common(conn, basis)
-        numbers = {*_of(by_policy, judged), *(lineages.common & self._names.keys())}
-        found = policies.get_many(conn, numbers)
-        known = {policy.version: policy for policy in found if _can_be_thinned(policy)}
+        folders = self._folders
+        lineages = Lineages(conn, basis.heads, self._common)
+        self._common = lineages.common
+        undecided = 0 if self._last_look is None else _newest_common(basis, folders.newest_fork)
+        numbers = set(folders.of(judged))
+        if self._last_look is None or DEFAULT_NAME in judged:
+            numbers |= folders.names.keys() & set(lineages.common)
+        known = {
+            policy.version: policy
+            for policy in policies.get_files(conn, numbers)
+            if _can_be_thinned(policy)
+        }
         practised = practised_versions(conn, known)
         retained = set[int]()
         with_state = set[int]()
@@ -212,7 +204,7 @@ class VersionThinner:
             lineage = lineages.of(name)
             of_policy = [
                 known[version]
-                for version in {*by_policy.get(name, ()), *lineage}
+                for version in {*folders.by_policy.get(name, ()), *lineage}
                 if version in known
             ]
             retained |= kept_versions(of_policy, lineage, self._settings, now, practised)
@@ -222,7 +214,7 @@ class VersionThinner:
         whole = basis.pinned | (with_state & retained)
         decided = [
             known[version]
-            for version in _of(by_policy, judged)
+            for version in folders.of(judged)
             if version in known and not _is_common(known[version], undecided)
         ]
         surplus = [
@@ -233,11 +225,65 @@ class VersionThinner:
         return [(policy, names) for policy, names in surplus if names]
 
 
-def _newest_common(conn: Connection, basis: _ThinningBasis) -> int:
+class _VersionFolders:
+    """The versions that have a folder. After the first look, the store says which are new."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.names: dict[int, str] = {}
+        """By version with a folder: its policy."""
+        self.by_policy: dict[str, list[int]] = {}
+        """The versions with a folder, oldest first."""
+        self.newest_fork = 0
+        """The newest version from which one of another policy was made; 0 without one."""
+        # The newest version that was looked at; None before the first look.
+        self._newest: int | None = None
+
+    def forget(self) -> None:
+        """Read the disk at the next look."""
+        self.names = {}
+        self.by_policy = {}
+        self._newest = None
+
+    def update(self, conn: Connection) -> None:
+        """Find the versions that are new since the last look."""
+        if self._newest is None:
+            self._newest = policies.next_version(conn) - 1
+            self.newest_fork = policies.newest_fork(conn)
+            on_disk = versions_on_disk(self._root)
+            names = policies.names_of_versions(conn, on_disk)
+            for version in on_disk:
+                # A folder of a step in progress has no version yet.
+                if version in names:
+                    self._add(version, names[version])
+            return
+        for new in policies.versions_after(conn, self._newest):
+            self._newest = new.version
+            if new.parent is not None and new.parent_name != new.name:
+                self.newest_fork = max(self.newest_fork, new.parent)
+            if new.has_folder and new.version not in self.names:
+                self._add(new.version, new.name)
+
+    def of(self, names: Iterable[str]) -> list[int]:
+        """Return the versions of these policies, oldest first."""
+        return sorted(version for name in names for version in self.by_policy.get(name, ()))
+
+    def remove(self, version: int) -> None:
+        """Forget a version whose folder was removed."""
+        name = self.names.pop(version, None)
+        if name is not None:
+            self.by_policy[name].remove(version)
+
+    def _add(self, version: int, name: str) -> None:
+        self.names[version] = name
+        self.by_policy.setdefault(name, []).append(version)
+
+
+def _newest_common(basis: _ThinningBasis, newest_fork: int) -> int:
     """Return the newest version of the default policy that other policies may begin at; 0 where there are no others."""
     if SHARED_NAME not in basis.heads:
         return 0
-    return max(basis.heads[SHARED_NAME], policies.newest_fork(conn))
+    return max(basis.heads[SHARED_NAME], newest_fork)
 
 
 def _is_common(policy: Policy, newest_common: int) -> bool:
@@ -250,24 +296,26 @@ def _surplus_names(policy: Policy, retained: Collection[int]) -> set[str]:
     return names & set(TRAINER_FILES) if policy.version in retained else names
 
 
-def _of(by_policy: Mapping[str, Sequence[int]], names: Iterable[str]) -> list[int]:
-    """Return the versions of these policies, oldest first."""
-    return sorted(version for name in names for version in by_policy.get(name, ()))
-
-
 class Lineages:
     """The lineages of heads. Those of policies of one's own have all versions below the shared parent in common."""
 
-    def __init__(self, conn: Connection, heads: Mapping[str, int]) -> None:
+    def __init__(
+        self, conn: Connection, heads: Mapping[str, int], common: Sequence[int] = ()
+    ) -> None:
+        """`common`: the shared parent at an earlier time, and its ancestors."""
         self._conn = conn
         self._heads = heads
         shared = heads.get(SHARED_NAME)
-        self._common = [] if shared is None else policies.lineage(conn, shared)
+        self._common = list(common)
+        if shared is None:
+            self._common = []
+        elif self._common[:1] != [shared]:
+            self._common = policies.lineage(conn, shared)
 
     @property
-    def common(self) -> set[int]:
-        """The shared parent and its ancestors; empty where all have one policy."""
-        return set(self._common)
+    def common(self) -> list[int]:
+        """The shared parent and its ancestors, newest first; empty where all have one policy."""
+        return self._common
 
     def of(self, name: str) -> list[int]:
         """Return the head of a policy and its ancestors, newest first."""

@@ -20,6 +20,7 @@ from openclaw_rl.errors import ModelError
 from openclaw_rl.learner.model import state_files
 from openclaw_rl.learner.model.full import swapped_data
 from openclaw_rl.learner.optim.master_weights import float32_copy
+from openclaw_rl.learner.resident_states import copy_tensors
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,14 @@ class EmaTeacher:
     def write(self, folder: Path) -> None:
         """Write the average next to the policy's weights."""
         state_files.write_tensors(folder / EMA_TEACHER_FILE, self._tensors)
+
+    def copy_state(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the average."""
+        return copy_tensors(self._tensors)
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Restore what `copy_state` returned."""
+        self._tensors = {name: state[name].to(tensor) for name, tensor in self._tensors.items()}
 
     def read(self, folder: Path) -> None:
         """Load the average; without a file, start at the policy's weights. Raises `ModelError` if it does not match."""

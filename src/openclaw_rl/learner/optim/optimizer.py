@@ -13,6 +13,7 @@ from openclaw_rl.common.policy_digest import OPTIMIZER_FILE
 from openclaw_rl.errors import ModelError
 from openclaw_rl.learner.model import state_files
 from openclaw_rl.learner.optim.master_weights import MasterWeights, PinnedSnapshot
+from openclaw_rl.learner.resident_states import copy_tensors
 from openclaw_rl.settings.load import TrainConfig
 
 WeightSnapshot = Mapping[str, torch.Tensor]
@@ -112,6 +113,16 @@ class Optimizer:
             for key in stored.keys():  # noqa: SIM118 - not a mapping
                 self._restore_tensor(file, key, stored.get_tensor(key))
         return True
+
+    def copy_state(self) -> dict[str, torch.Tensor]:
+        """Return a copy of what `write` writes."""
+        return copy_tensors(dict(self._state_tensors()))
+
+    def restore(self, state: WeightSnapshot, file: Path) -> None:
+        """Restore what `copy_state` returned. `file`: to which it was written."""
+        for key, value in state.items():
+            # A step changes the tensors in place.
+            self._restore_tensor(file, key, value.clone())
 
     def _restore_tensor(self, file: Path, key: str, value: torch.Tensor) -> None:
         moment, _, name = key.partition("/")

@@ -11,7 +11,7 @@ from openclaw_rl.store import events
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lineage import lost_uses, policies, policy_marks
-from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, move_head, read_heads
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, move_head
 from openclaw_rl.types import Policy, PolicyState
 
 _mark_rolled_back = (
@@ -119,7 +119,7 @@ def _abandoned(conn: Connection, left: Sequence[int]) -> list[int]:
     A version stays on a lineage if it is a head, or if a live child of it does. Live children that are not in `left`
     are on one, because nothing else makes them live.
     """
-    abandoned = set(left) - set(read_heads(conn).values())
+    abandoned = set(left) - policies.heads_among(conn, left)
     for child, parent in _live_children(conn, left):
         if child not in abandoned:
             abandoned.discard(parent)

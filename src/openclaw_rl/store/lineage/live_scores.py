@@ -6,7 +6,7 @@ policy that collapses would look like one that nobody talks to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -149,7 +149,7 @@ def _has_score(conn: Connection) -> ColumnElement[bool]:
     v = t.verdicts.c
     e = t.exchanges.c
     is_said = ~v.judge.startswith(BEHAVIOUR_JUDGE)
-    is_trusted = is_trusted_condition(read_trust(conn), v.judge, e.scope, e.user)
+    is_trusted = is_trusted_condition(conn, v.judge, e.scope, e.user)
     conditions = [v.turn == t.turns.c.id, v.score != 0, is_said]
     if is_trusted is not None:
         conditions.append(is_trusted)
@@ -158,9 +158,10 @@ def _has_score(conn: Connection) -> ColumnElement[bool]:
 
 def _judged_turns(conn: Connection, answered: Select[Any]) -> list[_Placed]:
     """Return the turns with their current scores, as of their verdicts. `answered`: turns that have any score."""
-    trust = read_trust(conn)
+    verdicts = _current_verdicts(conn, answered)
+    trust = read_trust(conn, {(row.scope, row.user) for row in verdicts})
     scored = []
-    for row in _current_verdicts(conn, answered):
+    for row in verdicts:
         person = (row.scope, row.user)
         if row.score and trust.is_trusted(row.judge, person) and not is_signal(row.judge):
             score = _scored_turn(row, satisfied=row.score > 0)
@@ -168,7 +169,7 @@ def _judged_turns(conn: Connection, answered: Select[Any]) -> list[_Placed]:
     return scored
 
 
-def _current_verdicts(conn: Connection, answered: Select[Any]) -> Iterable[Row[Any]]:
+def _current_verdicts(conn: Connection, answered: Select[Any]) -> list[Row[Any]]:
     v = t.verdicts.c
     newest = answered.subquery()
     query = select(newest, v.score, v.judge, v.at)
@@ -176,7 +177,7 @@ def _current_verdicts(conn: Connection, answered: Select[Any]) -> Iterable[Row[A
     current: dict[str, Row[Any]] = {}
     for row in rows:
         current.setdefault(row.id, row)
-    return current.values()
+    return list(current.values())
 
 
 def _degenerate_turns(conn: Connection, answered: Select[Any]) -> list[_Placed]:

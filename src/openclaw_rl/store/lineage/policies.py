@@ -5,16 +5,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, bindparam, case, func, insert, select, update
+from sqlalchemy import (
+    Connection,
+    LargeBinary,
+    Row,
+    Select,
+    bindparam,
+    case,
+    func,
+    insert,
+    literal,
+    select,
+    update,
+)
 
 from openclaw_rl.errors import IdentityMismatch, OpenClawError, StaleLease
 from openclaw_rl.store import events, leases, turn_states
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.lineage.policy_names import (
     DEFAULT_NAME,
-    head_version,
+    heads_of_names,
     move_head,
     read_heads,
     record_change,
@@ -38,6 +50,16 @@ _parent = select(t.policies.c.parent).where(t.policies.c.version == bindparam("v
 _line = ancestors(bindparam("version"), above=bindparam("above"))
 # Made once: it is asked a thousand times where people have policies of their own.
 _lineage = select(_line.c.version).order_by(_line.c.version.desc())
+_NOTHING = literal(b"{}", LargeBinary)
+_files: Select[Any] = (
+    select(
+        *(c for c in t.policies.c if c.name not in ("memory", "metrics")),
+        _NOTHING.label("memory"),
+        _NOTHING.label("metrics"),
+    )
+    .where(t.policies.c.version.in_(bindparam("versions", expanding=True)))
+    .order_by(t.policies.c.version)
+)
 _insert_policy = insert(t.policies)
 _insert_use = insert(t.uses)
 _count_use = (
@@ -52,6 +74,31 @@ _set_files = (
     update(t.policies)
     .where(t.policies.c.version == bindparam("of"))
     .values(files=bindparam("new_files"))
+)
+
+
+class NewVersion(NamedTuple):
+    """A version, its policy, the version it was made from and the policy of that one; whether it has a folder."""
+
+    version: int
+    name: str
+    parent: int | None
+    parent_name: str | None
+    has_folder: bool
+
+
+_parents = t.policies.alias("parents")
+_newer = (
+    select(
+        t.policies.c.version,
+        t.policies.c.name,
+        t.policies.c.parent,
+        _parents.c.name,
+        t.policies.c.path.is_not(None),
+    )
+    .outerjoin(_parents, _parents.c.version == t.policies.c.parent)
+    .where(t.policies.c.version > bindparam("version"))
+    .order_by(t.policies.c.version)
 )
 
 
@@ -85,15 +132,14 @@ def head(conn: Connection, name: str = DEFAULT_NAME) -> Policy:
 
     It may be the shared parent, which is another policy's version. Raises `StoreError` before `ensure_root`.
     """
-    policy = get(conn, head_version(read_heads(conn), name))
+    policy = get(conn, heads_of_names(conn, [name])[name])
     assert policy is not None, "heads are versions"
     return replace(policy, name=name)
 
 
 def heads_of(conn: Connection, names: Iterable[str]) -> list[Policy]:
     """Return `head` of each of these policies, in their order."""
-    heads = read_heads(conn)
-    versions = {name: head_version(heads, name) for name in names}
+    versions = heads_of_names(conn, names)
     by_version = {policy.version: policy for policy in get_many(conn, set(versions.values()))}
     return [replace(by_version[version], name=name) for name, version in versions.items()]
 
@@ -124,6 +170,30 @@ def get_many(conn: Connection, versions: Collection[int]) -> list[Policy]:
         query = select(t.policies).where(some).order_by(t.policies.c.version)
         found += [_read_policy(conn, row) for row in conn.execute(query)]
     return found
+
+
+def get_files(conn: Connection, versions: Collection[int]) -> list[Policy]:
+    """Return as `get_many`, but without metrics and memory, which take longest to read."""
+    numbers = sorted(versions)
+    found = []
+    for start in range(0, len(numbers), t.VARIABLES_AT_ONCE):
+        values = {"versions": numbers[start : start + t.VARIABLES_AT_ONCE]}
+        found += [_read_policy(conn, row) for row in conn.execute(_files, values)]
+    return found
+
+
+def heads_among(conn: Connection, versions: Sequence[int]) -> set[int]:
+    """Return those of the versions that are heads."""
+    found = set[int]()
+    for start in range(0, len(versions), t.VARIABLES_AT_ONCE):
+        some = t.heads.c.version.in_(versions[start : start + t.VARIABLES_AT_ONCE])
+        found |= set(conn.execute(select(t.heads.c.version).where(some)).scalars())
+    return found
+
+
+def versions_after(conn: Connection, version: int) -> list[NewVersion]:
+    """Return the versions of any state with a higher number, oldest first."""
+    return [NewVersion(*row) for row in conn.execute(_newer, {"version": version})]
 
 
 def names_of_versions(conn: Connection, versions: Collection[int]) -> dict[int, str]:

@@ -9,9 +9,7 @@ The store keeps `policy.per` as the system was last started with it, so that eve
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -22,6 +20,7 @@ from sqlalchemy import (
     Select,
     Text,
     and_,
+    bindparam,
     case,
     cast,
     func,
@@ -217,25 +216,53 @@ def is_owned(per: PolicyOwner, name: str) -> bool:
     return name == DEFAULT_NAME or (per != "all" and name.startswith(f"{per}:"))
 
 
-def waiting_names(
+class WaitingPolicy(NamedTuple):
+    """A policy that may have turns to train on."""
+
+    name: str
+    oldest: int
+    """Number of the oldest turn that waits; 0 without one."""
+    turns: int
+    """How many wait, at least as many as a step could be taken on now."""
+    is_due: bool
+    """Whether a step may be due."""
+
+
+def waiting_names(conn: Connection, per: PolicyOwner) -> list[str]:
+    """Return the names of `waiting_policies`."""
+    return [policy.name for policy in waiting_policies(conn, per)]
+
+
+def waiting_policies(
     conn: Connection, per: PolicyOwner, *, full: int = 1, overdue_before: float = 0.0
-) -> list[str]:
+) -> list[WaitingPolicy]:
     """Return the policies that may have turns to train on.
 
-    First those with batches of an undo; then those with judged turns that no version used, or that lost a use, because
-    the version was rolled back or rejected. Of these, the policies with at least `full` such turns, or with one that
-    was admitted before `overdue_before` (seconds since the epoch), come first, so that nobody whose batch is due waits
-    for all others to be asked. The one with the oldest turn comes before the others.
+    First those with batches of an undo; then those with judged turns that no version used, or that lost all their uses,
+    because the versions were rolled back or rejected. Of these, a policy is due with at least `full` such turns, with
+    one that lost its uses, or with one that was admitted before `overdue_before` (seconds since the epoch). Those that
+    are due come first, so that nobody whose batch is due waits for all others to be asked. The one with the oldest turn
+    comes before the others.
     """
     if per == "all":
-        return [DEFAULT_NAME]
-    oldest, counts = _waiting_turns(conn)
+        return [WaitingPolicy(DEFAULT_NAME, 0, 0, True)]
+    again = _waiting_turns(conn, _LOST_BY_OWNER)
+    oldest = {name: first for name, (first, _) in again.items()}
+    counts = {name: count for name, (_, count) in again.items()}
+    for name, (first, count) in _waiting_turns(conn, _UNUSED_BY_OWNER).items():
+        oldest[name] = min(first, oldest.get(name, first))
+        counts[name] = counts.get(name, 0) + count
     overdue = _newest_before(conn, overdue_before)
-    due = {name for name in oldest if counts[name] >= full or oldest[name] <= overdue}
-    fresh = sorted(oldest, key=lambda name: (name not in due, oldest[name]))
+    waiting = []
+    for name, first in oldest.items():
+        is_due = counts[name] >= full or name in again or first <= overdue
+        waiting.append(WaitingPolicy(name, first, counts[name], is_due))
+    waiting.sort(key=lambda policy: (not policy.is_due, policy.oldest))
     batches = select(t.retraining.c.name).order_by(t.retraining.c.seq)
-    undone = [name for name in conn.execute(batches).scalars() if is_owned(per, name)]
-    return list(dict.fromkeys([*undone, *fresh])) or [DEFAULT_NAME]
+    names = dict.fromkeys(name for name in conn.execute(batches).scalars() if is_owned(per, name))
+    undone = [WaitingPolicy(name, 0, 0, True) for name in names]
+    listed = undone + [policy for policy in waiting if policy.name not in names]
+    return listed or [WaitingPolicy(DEFAULT_NAME, 0, 0, True)]
 
 
 SIGNALS = (1, 2, 3, 4)
@@ -246,18 +273,22 @@ IS_CLAIMABLE = and_(
     t.equals_literal(t.turns.c.kind, Kind.MAIN),
 )
 HAS_LOST_USE = t.turns.c.lost > literal_column("0", Integer)
+# As a difference: of an equality, SQLite concludes that there are uses, and reads all turns that have any.
+HAS_LOST_ALL_USES = t.turns.c.uses - t.turns.c.lost == literal_column("0", Integer)
 """Conditions of the partial indexes of `schema.turns`, which SQLite uses only for the same words."""
 
 
-def _waiting_turns(conn: Connection) -> tuple[dict[str, int], Counter[str]]:
-    """Return the number of the oldest turn that waits, and how many do, by policy."""
-    oldest: dict[str, int] = {}
-    counts: Counter[str] = Counter()
-    for condition, signal in itertools.product((t.turns.c.uses == 0, HAS_LOST_USE), SIGNALS):
-        for owner, seq, count in conn.execute(_oldest_by_owner(condition, signal)):
-            oldest[owner] = min(seq, oldest.get(owner, seq))
-            counts[owner] += count
-    return oldest, counts
+def _waiting_turns(
+    conn: Connection, queries: Sequence[Select[str, int, int]]
+) -> dict[str, tuple[int, int]]:
+    """Return the number of the oldest claimable turn that the queries find, and how many there are, by policy."""
+    found: dict[str, tuple[int, int]] = {}
+    for query in queries:
+        # All at once: there may be a thousand rows, and one by one takes five times as long.
+        for owner, seq, count in conn.execute(query).all():
+            oldest, before = found.get(owner, (seq, 0))
+            found[owner] = min(seq, oldest), before + count
+    return found
 
 
 def _newest_before(conn: Connection, at: float) -> int:
@@ -267,11 +298,15 @@ def _newest_before(conn: Connection, at: float) -> int:
     return int(conn.execute(query).scalar() or 0)
 
 
-def _oldest_by_owner(condition: ColumnElement[bool], signal: int) -> Select[str, int, int]:
-    """Select each policy, the number of the oldest of its turns with this signal that fit, and how many do."""
+def _oldest_by_owner(*conditions: ColumnElement[bool]) -> list[Select[str, int, int]]:
+    """Return a query for each signal: each policy, the number of the oldest of its turns that fit, and how many do."""
     owner = t.turns.c.owner
-    query = select(owner, func.min(t.turns.c.seq), func.count())
-    return query.where(IS_CLAIMABLE, t.turns.c.signal == signal, condition).group_by(owner)
+    query = select(owner, func.min(t.turns.c.seq), func.count()).group_by(owner)
+    return [query.where(IS_CLAIMABLE, t.turns.c.signal == n, *conditions) for n in SIGNALS]
+
+
+_UNUSED_BY_OWNER = _oldest_by_owner(t.turns.c.uses == 0)
+_LOST_BY_OWNER = _oldest_by_owner(HAS_LOST_USE, HAS_LOST_ALL_USES)
 
 
 def name_of_turn(conn: Connection, per: PolicyOwner, turn: str) -> str:
@@ -282,9 +317,30 @@ def name_of_turn(conn: Connection, per: PolicyOwner, turn: str) -> str:
     return conn.execute(query).scalar() or DEFAULT_NAME
 
 
+# Names from which on reading all heads takes less time than naming those that are wanted.
+_MANY_NAMES = 100
+_all_heads = select(t.heads.c.name, t.heads.c.version)
+_some_heads = select(t.heads).where(t.heads.c.name.in_(bindparam("names", expanding=True)))
+
+
 def read_heads(conn: Connection) -> dict[str, int]:
     """Return the head of every policy that has one, by name. Raises `StoreError` before `policies.ensure_root`."""
-    heads = {row.name: int(row.version) for row in conn.execute(select(t.heads))}
+    rows = conn.execute(_all_heads).all()
+    return _with_default({name: int(version) for name, version in rows})
+
+
+def heads_of_names(conn: Connection, names: Iterable[str]) -> dict[str, int]:
+    """Return the heads of these policies, without reading those of all others. Raises `StoreError` as `read_heads`."""
+    asked = list(names)
+    if len(asked) > _MANY_NAMES:
+        heads = read_heads(conn)
+    else:
+        rows = conn.execute(_some_heads, {"names": [*asked, SHARED_NAME, DEFAULT_NAME]})
+        heads = _with_default({row.name: int(row.version) for row in rows})
+    return {name: head_version(heads, name) for name in asked}
+
+
+def _with_default(heads: dict[str, int]) -> dict[str, int]:
     if DEFAULT_NAME not in heads:
         raise StoreError(
             "the store has no policy version yet. The gateway and the trainer write version 0 when they start: run "

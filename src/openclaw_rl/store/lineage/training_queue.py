@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 from sqlalchemy import (
     CTE,
@@ -14,6 +15,7 @@ from sqlalchemy import (
     ScalarSelect,
     Select,
     and_,
+    bindparam,
     func,
     or_,
     select,
@@ -22,13 +24,13 @@ from sqlalchemy import (
 )
 
 from openclaw_rl.errors import DamagedRow
-from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import is_signal
 from openclaw_rl.store.episodes.credit import episode_steps, groups_before_judge, with_group
 from openclaw_rl.store.lessons.taste_changes import NO_CHANGES, read_taste_changes
 from openclaw_rl.store.lineage.policy_names import (
+    HAS_LOST_ALL_USES,
     HAS_LOST_USE,
     IS_CLAIMABLE,
     OwnerFilter,
@@ -99,13 +101,37 @@ def trainable_ids(
     owner: OwnerFilter | None = None,
 ) -> list[str]:
     """Return the ids of the turns of `trainable_turns`."""
-    queries = _trainable_queries(conn, max_uses, need_score, need_hint, owner)
+    has_trusted_signal = _has_trusted_signal(conn, need_score, need_hint)
     floods = _of_floods(conn)
+    if has_trusted_signal is None and floods is None:
+        usual_queries = _usual_queries(need_score, need_hint, owner is not None)
+        values: dict[str, int | str] = {"max_uses": max_uses, "limit": limit}
+        if owner is not None:
+            values["owner"] = owner.name
+        return _sort_by_age(conn, usual_queries, values)[:limit]
+    queries = _trainable_queries(
+        max_uses, _ready_turns(has_trusted_signal, need_score, need_hint, owner)
+    )
     if floods is None:
         return _oldest(conn, queries, limit)
     usual = _oldest(conn, [query.where(~floods) for query in queries], limit)
     rest = limit - len(usual)
     return usual + (_oldest(conn, [query.where(floods) for query in queries], rest) if rest else [])
+
+
+@cache
+def _usual_queries(
+    need_score: bool, need_hint: bool, has_owner: bool
+) -> tuple[Select[tuple[int, str]], ...]:
+    """Return the queries where all judges are trusted and nobody floods: making them takes longer than asking them.
+
+    Parameters: `limit`, `max_uses`, and `owner` if there is one.
+    """
+    ready = _of_signals(select(t.turns.c.seq, t.turns.c.id), need_score, need_hint)
+    if has_owner:
+        ready = [query.where(t.turns.c.owner == bindparam("owner")) for query in ready]
+    queries = _trainable_queries(bindparam("max_uses"), ready)
+    return tuple(query.order_by(t.turns.c.seq).limit(bindparam("limit")) for query in queries)
 
 
 def _oldest(conn: Connection, queries: list[Select[tuple[int, str]]], limit: int) -> list[str]:
@@ -115,9 +141,7 @@ def _oldest(conn: Connection, queries: list[Select[tuple[int, str]]], limit: int
 
 def _of_floods(conn: Connection) -> ColumnElement[bool] | None:
     """Condition: the turn's person floods; None: nobody does."""
-    people = [
-        one.person for one in evidence.read_set_aside(conn) if one.reason.code is ReasonCode.FLOODS
-    ]
+    people = evidence.read_floods(conn)
     if not people:
         return None
     e = t.exchanges.c
@@ -136,7 +160,7 @@ def trainable_groups(
 
     Fresh as in `trainable_turns`. A group with a turn that still waits for the judge is left out.
     """
-    queries = _trainable_queries(conn, max_uses, False, False, owner)
+    queries = _trainable_queries(max_uses, _ready_turns(None, False, False, owner))
     rows = sorted(
         {
             (row.seq, row.id, row.group_id)
@@ -161,7 +185,9 @@ def count_trainable(
     owner: OwnerFilter | None = None,
 ) -> int:
     """Return the number of turns that `trainable_turns` finds without a limit."""
-    queries = _trainable_queries(conn, max_uses, need_score, need_hint, owner)
+    has_trusted_signal = _has_trusted_signal(conn, need_score, need_hint)
+    ready = _ready_turns(has_trusted_signal, need_score, need_hint, owner)
+    queries = _trainable_queries(max_uses, ready)
     return sum(
         conn.execute(select(func.count()).select_from(query.subquery())).scalar_one()
         for query in queries
@@ -169,20 +195,16 @@ def count_trainable(
 
 
 def _trainable_queries(
-    conn: Connection,
-    max_uses: int,
-    need_score: bool,
-    need_hint: bool,
-    owner: OwnerFilter | None,
+    max_uses: int | BindParameter[int], ready_queries: Sequence[Select[tuple[int, str]]]
 ) -> list[Select[tuple[int, str]]]:
     """Return queries for turns that no version used, and for those of which all uses are lost."""
     p = t.policies.c
     excused = _count_uses(or_(p.state == PolicyState.REJECTED.value, p.damage.is_not(None)))
     queries = []
-    for ready in _ready_turns(conn, need_score, need_hint, owner):
+    for ready in ready_queries:
         again = ready.where(
             HAS_LOST_USE,
-            _uses_of_lineage == 0,
+            HAS_LOST_ALL_USES,
             t.turns.c.uses - excused <= max_uses,
             _has_distinct_batch_sizes(),
         )
@@ -208,7 +230,8 @@ def replay_turns(
     c = t.turns.c
     rejections = _count_uses(_is_rejected)
     queries = []
-    for ready in _ready_turns(conn, need_score, need_hint, owner):
+    has_trusted_signal = _has_trusted_signal(conn, need_score, need_hint)
+    for ready in _ready_turns(has_trusted_signal, need_score, need_hint, owner):
         newest = ready.where(c.id.not_in(list(skip))).order_by(c.seq.desc()).limit(limit)
         # One query for each number of uses: the index has the newest turns of each.
         queries += [newest.where(c.uses == uses, c.lost == 0) for uses in range(1, max_uses)]
@@ -304,32 +327,6 @@ def fresh_turns_of(conn: Connection, *, version: int, head: int) -> list[JudgedT
     return load_judged_turns(conn, list(conn.execute(query).scalars()))
 
 
-def last_rejections(conn: Connection, ids: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Return, for each turn in a rejected batch, (the last rejected version that used it, its number of turns)."""
-    last = select(t.uses.c.turn, func.max(t.uses.c.policy).label("policy")).where(
-        t.uses.c.turn.in_(list(ids)), t.uses.c.policy.in_(_rejected_versions())
-    )
-    rejected_by = {row.turn: row.policy for row in conn.execute(last.group_by(t.uses.c.turn))}
-    size = select(t.uses.c.policy, func.count().label("size")).where(
-        t.uses.c.policy.in_(set(rejected_by.values()))
-    )
-    sizes = {row.policy: row.size for row in conn.execute(size.group_by(t.uses.c.policy))}
-    return {turn: (version, sizes[version]) for turn, version in rejected_by.items()}
-
-
-def refused_together(
-    conn: Connection, ids: Collection[str], *, code: ReasonCode | None = None
-) -> set[str]:
-    """Return the turns of all rejected batches that had one of these turns. `code`: of the reason; None: any."""
-    rejected = _rejected_versions()
-    if code is not None:
-        rejected = rejected.where(t.policies.c.reason_code == code.value)
-    versions = select(t.uses.c.policy).where(
-        t.uses.c.turn.in_(list(ids)), t.uses.c.policy.in_(rejected)
-    )
-    return set(conn.execute(select(t.uses.c.turn).where(t.uses.c.policy.in_(versions))).scalars())
-
-
 def next_uses(conn: Connection, version: int, ids: Collection[str]) -> list[Use]:
     """Return the use of each of these turns by `version`, numbered after the uses that it has."""
     rows = conn.execute(select(t.turns.c.id, t.turns.c.uses).where(t.turns.c.id.in_(list(ids))))
@@ -337,18 +334,26 @@ def next_uses(conn: Connection, version: int, ids: Collection[str]) -> list[Use]
 
 
 def _ready_turns(
-    conn: Connection, need_score: bool, need_hint: bool, owner: OwnerFilter | None
+    has_trusted_signal: ColumnElement[bool] | None,
+    need_score: bool,
+    need_hint: bool,
+    owner: OwnerFilter | None,
 ) -> list[Select[tuple[int, str]]]:
     """Return a query for each signal with which a method with these needs can train."""
-    ready = select(t.turns.c.seq, t.turns.c.id).where(IS_CLAIMABLE)
+    ready = select(t.turns.c.seq, t.turns.c.id)
     if owner is not None:
         ready = ready.where(owner.condition())
-    has_judge = need_score or need_hint
-    has_trusted_signal = _has_trusted_signal(conn, need_hint) if has_judge else None
     if has_trusted_signal is not None:
         ready = ready.where(has_trusted_signal)
+    return _of_signals(ready, need_score, need_hint)
+
+
+def _of_signals(
+    ready: Select[tuple[int, str]], need_score: bool, need_hint: bool
+) -> list[Select[tuple[int, str]]]:
+    """Return the query for claimable turns with each signal with which a method with these needs can train."""
     signals = _wanted_signals(need_score, need_hint)
-    return [ready.where(t.turns.c.signal == signal) for signal in signals]
+    return [ready.where(IS_CLAIMABLE, t.turns.c.signal == signal) for signal in signals]
 
 
 def _wanted_signals(need_score: bool, need_hint: bool) -> list[int]:
@@ -359,11 +364,15 @@ def _wanted_signals(need_score: bool, need_hint: bool) -> list[int]:
     return [signal for signal in (1, 2, 3) if signal & needed]
 
 
-def _has_trusted_signal(conn: Connection, need_hint: bool) -> ColumnElement[bool] | None:
+def _has_trusted_signal(
+    conn: Connection, need_score: bool, need_hint: bool
+) -> ColumnElement[bool] | None:
     """Condition: a trusted judge or the person gave the current verdict, or its hint is the person's correction.
 
-    None: all judges are trusted for all people.
+    None: all judges are trusted for all people, or the method needs none.
     """
+    if not (need_score or need_hint):
+        return None
     judge = (
         select(t.verdicts.c.judge)
         .where(t.verdicts.c.turn == t.turns.c.id)
@@ -371,7 +380,7 @@ def _has_trusted_signal(conn: Connection, need_hint: bool) -> ColumnElement[bool
     )
     current_judge = judge.limit(1).correlate(t.turns).scalar_subquery()
     is_trusted = is_trusted_condition(
-        read_trust(conn), current_judge, _of_exchange("scope"), _of_exchange("user")
+        conn, current_judge, _of_exchange("scope"), _of_exchange("user")
     )
     if is_trusted is None:
         return None
@@ -392,10 +401,6 @@ def _corrected_turns() -> Select[tuple[str]]:
         t.feedback.c.revision.is_not(None),
         t.feedback.c.retracted_at.is_(None),
     )
-
-
-def _rejected_versions() -> Select[tuple[int]]:
-    return select(t.policies.c.version).where(t.policies.c.state == PolicyState.REJECTED.value)
 
 
 def _has_distinct_batch_sizes() -> ColumnElement[bool]:
@@ -422,11 +427,14 @@ def _count_uses(condition: ColumnElement[bool]) -> ScalarSelect[int]:
     return of_turn.correlate(t.turns).scalar_subquery()
 
 
-def _sort_by_age(conn: Connection, queries: list[Select[tuple[int, str]]]) -> list[str]:
-    """Return the ids of the turns that the queries find, oldest first."""
-    return [
-        id_ for _, id_ in sorted({(row.seq, row.id) for q in queries for row in conn.execute(q)})
-    ]
+def _sort_by_age(
+    conn: Connection,
+    queries: Sequence[Select[tuple[int, str]]],
+    values: Mapping[str, int | str] | None = None,
+) -> list[str]:
+    """Return the ids of the turns that the queries find, oldest first. `values`: of their parameters."""
+    found = {(row.seq, row.id) for q in queries for row in conn.execute(q, values or {})}
+    return [id_ for _, id_ in sorted(found)]
 
 
 def load_judged_turns(conn: Connection, ids: list[str]) -> list[JudgedTurn]:
@@ -436,14 +444,18 @@ def load_judged_turns(conn: Connection, ids: list[str]) -> list[JudgedTurn]:
     """
     exchanges_by_id = exchanges.get_many(conn, ids)
     rows = conn.execute(select(t.turns).where(t.turns.c.id.in_(ids)).order_by(t.turns.c.seq))
-    trust = read_trust(conn)
-    weights = evidence.common_weights(conn)
+    people = {(one.request.scope, one.request.user) for one in exchanges_by_id.values()}
+    trust = read_trust(conn, people)
+    weights = evidence.common_weights(conn, people)
     episodes = episode_steps(conn, ids, trust)
+    verdicts = turns.current_verdicts(conn, ids)
     loaded = []
     for row in rows:
         exchange = exchanges_by_id[row.id]
         person = (exchange.request.scope, exchange.request.user)
-        verdict = _trusted_verdict(conn, row.id, person, trust)
+        if row.id not in verdicts:
+            raise DamagedRow(row.id, "it is judged and has no verdict")
+        verdict = _trusted_verdict(conn, verdicts[row.id], person, trust)
         loaded.append(
             JudgedTurn(
                 exchange=exchange,
@@ -457,13 +469,12 @@ def load_judged_turns(conn: Connection, ids: list[str]) -> list[JudgedTurn]:
     return loaded
 
 
-def _trusted_verdict(conn: Connection, turn: str, person: Person, trust: JudgeTrust) -> Verdict:
-    verdict = turns.current_verdict(conn, turn)
-    if verdict is None:
-        raise DamagedRow(turn, "it is judged and has no verdict")
+def _trusted_verdict(
+    conn: Connection, verdict: Verdict, person: Person, trust: JudgeTrust
+) -> Verdict:
     if trust.is_trusted(verdict.judge, person):
         return verdict
     is_corrected = conn.execute(
-        _corrected_turns().where(t.feedback.c.target == turn).limit(1)
+        _corrected_turns().where(t.feedback.c.target == verdict.turn).limit(1)
     ).first()
     return replace(verdict, score=None, hints=verdict.hints if is_corrected else ())

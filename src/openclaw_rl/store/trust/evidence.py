@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, select
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, delete, insert, select
 
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store.behaviour.observations import is_signal
@@ -181,8 +182,17 @@ def _save(conn: Connection, found: Sequence[SetAside], now: float) -> None:
 
 def read_set_aside(conn: Connection) -> list[SetAside]:
     """Return whose evidence is set aside, as it was last updated."""
-    a = tables.evidence_set_aside
-    rows = conn.execute(select(a).order_by(a.c.scope, a.c.user, a.c.code))
+    return _read_rows(conn, _all, {})
+
+
+_a = tables.evidence_set_aside.c
+_all = select(tables.evidence_set_aside).order_by(_a.scope, _a.user, _a.code)
+_of_person = _all.where(_a.scope == bindparam("of_scope"), _a.user == bindparam("of_user"))
+_floods = _all.where(_a.code == ReasonCode.FLOODS.value)
+_any = select(_a.code).limit(1)
+
+
+def _read_rows(conn: Connection, query: Select[Any], values: Mapping[str, str]) -> list[SetAside]:
     return [
         SetAside(
             person=(row.scope, row.user),
@@ -190,16 +200,28 @@ def read_set_aside(conn: Connection) -> list[SetAside]:
             part=row.part,
             whole=row.whole,
         )
-        for row in rows
+        for row in conn.execute(query, values)
     ]
 
 
-def common_weights(conn: Connection) -> dict[Person, float]:
-    """Return the weight of the evidence of each person in what is common, of those who weigh less than 1."""
+def common_weights(conn: Connection, people: Collection[Person]) -> dict[Person, float]:
+    """Return the weight of the evidence of each of these people in what is common, of those who weigh less than 1."""
+    if not _is_any_set_aside(conn):
+        return {}
     weights: dict[Person, float] = {}
-    for one in read_set_aside(conn):
-        weights[one.person] = min(one.weight, weights.get(one.person, 1.0))
+    for person in people:
+        for one in _read_rows(conn, _of_person, {"of_scope": person[0], "of_user": person[1]}):
+            weights[person] = min(one.weight, weights.get(person, 1.0))
     return weights
+
+
+def read_floods(conn: Connection) -> list[Person]:
+    """Return who floods."""
+    return [one.person for one in _read_rows(conn, _floods, {})]
+
+
+def _is_any_set_aside(conn: Connection) -> bool:
+    return conn.execute(_any).first() is not None
 
 
 def is_common_condition(
@@ -207,6 +229,6 @@ def is_common_condition(
 ) -> ColumnElement[bool] | None:
     """Return the condition that no evidence of a person is set aside, not even in part; None: that of all counts."""
     a = tables.evidence_set_aside.c
-    if conn.execute(select(a.code).limit(1)).first() is None:
+    if not _is_any_set_aside(conn):
         return None
     return ~select(a.code).where(a.scope == scope, a.user == user).exists()

@@ -7,10 +7,20 @@ weighs no more in it than the one in the middle (`score_pairs.common_pairs`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, insert, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    and_,
+    delete,
+    insert,
+    literal_column,
+    or_,
+    select,
+)
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from openclaw_rl.common.statistics.rater_agreement import Kappa, cohens_kappa
@@ -182,30 +192,53 @@ def update_own(
         conn.execute(insert(tables.judge_trust), rows)
 
 
-def read_trust(conn: Connection) -> JudgeTrust:
-    """Return whose verdicts are trained on, as it was last updated."""
-    raw = conn.scalar(select(t.meta.c.value).where(t.meta.c.key == _UNTRUSTED_KEY))
-    common = frozenset[str]() if raw is None else frozenset(from_json(raw))
-    own = {}
-    for row in conn.execute(select(tables.judge_trust)):
-        own[(row.scope, row.user), row.judge] = bool(row.is_trusted)
-    return JudgeTrust(common, own)
+def read_trust(conn: Connection, people: Collection[Person] | None = None) -> JudgeTrust:
+    """Return whose verdicts are trained on, as it was last updated. `people`: own decisions of these people alone."""
+    j = tables.judge_trust
+    query = select(j.c.scope, j.c.user, j.c.judge, j.c.is_trusted)
+    own: dict[tuple[Person, str], bool] = {}
+    for condition in _conditions_of(people):
+        for scope, user, judge, is_trusted in conn.execute(query.where(*condition)):
+            own[(scope, user), judge] = bool(is_trusted)
+    return JudgeTrust(_read_common(conn), own)
+
+
+def _conditions_of(people: Collection[Person] | None) -> list[tuple[ColumnElement[bool], ...]]:
+    """Return the conditions of the queries for the own decisions of these people; None: of all."""
+    if people is None:
+        return [()]
+    j = tables.judge_trust.c
+    return [(j.scope == scope, j.user == user) for scope, user in people]
+
+
+def _read_common(conn: Connection) -> frozenset[str]:
+    raw = conn.execute(_common).scalar()
+    return frozenset() if raw is None else frozenset(from_json(raw))
+
+
+_common = select(t.meta.c.value).where(t.meta.c.key == _UNTRUSTED_KEY)
+_any_refused = (
+    select(tables.judge_trust.c.judge)
+    .where(tables.judge_trust.c.is_trusted == literal_column("0", Integer))
+    .limit(1)
+)
 
 
 def is_trusted_condition(
-    trust: JudgeTrust,
+    conn: Connection,
     judge: ColumnElement[str],
     scope: ColumnElement[str],
     user: ColumnElement[str],
 ) -> ColumnElement[bool] | None:
     """Return the condition that a verdict of `judge` on a turn of this person is trained on; None: all are."""
-    if not trust.common and all(trust.own.values()):
+    common = _read_common(conn)
+    if not common and conn.execute(_any_refused).first() is None:
         return None
     j = tables.judge_trust.c
     decided = select(j.judge).where(j.scope == scope, j.user == user, j.judge == judge)
     distrusted = decided.where(j.is_trusted == 0).exists()
     trusted = decided.where(j.is_trusted == 1).exists()
-    return and_(~distrusted, or_(judge.not_in(trust.common), trusted))
+    return and_(~distrusted, or_(judge.not_in(common), trusted))
 
 
 def kappa_by_judge(conn: Connection) -> dict[str, Kappa]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Float, Integer, Table, Text
+from sqlalchemy import Column, Float, Index, Integer, Table, Text, text
 
 from openclaw_rl.store.schema import metadata
 
@@ -17,6 +17,7 @@ judge_trust = Table(
     Column("kappa", Float, nullable=False),
     Column("pairs", Integer, nullable=False),
 )
+Index("judge_trust_refused", judge_trust.c.judge, sqlite_where=text("is_trusted = 0"))
 
 # Evidence of people that does not count in what is common to all.
 evidence_set_aside = Table(
