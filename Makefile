@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env lock demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-real test-real learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench bench-quick bench-quick-record starter clean test-openclaw test-clients test-feedback-clients test-open-webui test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap need-chromium test-page page-picture gate-trial test-tinker test-trl test-slime quick-tests
+.PHONY: gpu-check gpu-bench env lock demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-real test-real learn-protocol learn-days test test-system check template-matrix explore fuzz faults faults-tinker bench bench-quick bench-quick-record starter clean test-openclaw test-clients test-feedback-clients test-open-webui test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap need-chromium need-nginx test-page page-picture gate-trial test-tinker test-trl test-slime quick-tests
 comma := ,
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
@@ -131,6 +131,9 @@ test-recipes: $(STAMP)  ## every recipe's script on the starter: train, resume, 
 	$(BIN)/python -m pytest tests/external/recipes $(if $(TABLE),--lines-table $(TABLE))
 
 # `make test` takes the same examples every time.
+template-matrix: $(STAMP)  ## which chat templates are rendered, read and spliced; updates docs/guides/models.md (a minute; FOLDERS=... for further templates)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.template_matrix $(if $(FOLDERS),--folder $(FOLDERS))
+
 explore: $(STAMP)  ## the properties of `make test` on examples that nobody has tried (a few minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m hypothesis --hypothesis-profile=explore -n 2
 
@@ -148,13 +151,20 @@ faults: $(STAMP)  ## kills, hangs, full disks, damage, clocks and attacks under 
 # Their own environment: agents and what they need, but neither torch nor a model (lm-eval needs them only without an API).
 CLIENTS := hypothesis "langchain-openai>=1.7,<2" "mini-swe-agent>=2.4,<3" mcp "smolagents>=1.26,<2" "dspy>=3.4,<4" \
     "langmem>=0.0.30,<0.1" "langchain>=1.4,<2" "openai-agents>=0.24,<1" "litellm>=1.83,<2" "lm-eval[api]>=0.4.13,<0.5" \
-    "inspect_ai>=0.3.285,<0.4"
+    "inspect_ai>=0.3.285,<0.4" "agno>=3.1,<4" "griptape[drivers-prompt-openai]>=1.13,<2" "outlines>=1.3,<2"
 CLIENTS_VENV ?= .clients-venv
 # From npm, 0.4 GB: a program that needs no node.
 OPENCODE ?= opencode-ai@1.18.33
 OPENCODE_ENV ?= .opencode-env
-test-clients: $(CLIENTS_VENV)/.installed $(OPENCODE_ENV)/.installed  ## other people's clients, unmodified, through the real gateway (two minutes)
-	$(CLIENTS_VENV)/bin/python -m pytest tests/external/clients -o filterwarnings=default --opencode-env $(OPENCODE_ENV)
+# From npm, 0.2 GB. It talks to the gateway alone: its own service is not asked.
+COPILOT ?= @github/copilot@1.0.102
+COPILOT_ENV ?= .copilot-env
+test-clients: $(CLIENTS_VENV)/.installed $(OPENCODE_ENV)/.installed $(COPILOT_ENV)/.installed need-nginx  ## other people's clients, unmodified, and a real nginx, with the real gateway (three minutes)
+	$(CLIENTS_VENV)/bin/python -m pytest tests/external/clients -o filterwarnings=default --opencode-env $(OPENCODE_ENV) --copilot-env $(COPILOT_ENV)
+
+# Root can install Debian's nginx.
+need-nginx:
+	PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y -q nginx-light; }
 
 $(CLIENTS_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(CLIENTS_VENV)
@@ -164,6 +174,11 @@ $(CLIENTS_VENV)/.installed: pyproject.toml
 $(OPENCODE_ENV)/.installed:
 	mkdir -p $(OPENCODE_ENV)
 	npm install --prefix $(OPENCODE_ENV) --no-audit --no-fund --loglevel=error $(OPENCODE)
+	touch $@
+
+$(COPILOT_ENV)/.installed:
+	mkdir -p $(COPILOT_ENV)
+	npm install --prefix $(COPILOT_ENV) --no-audit --no-fund --loglevel=error $(COPILOT)
 	touch $@
 
 # Environments on top of .venv, which they do not touch. $(call on_top,FOLDER,PACKAGES)
@@ -360,4 +375,4 @@ starter: $(STAMP)  ## train the shipped starter policy again, from nothing
 	$(BIN)/python -m benchmarks.build_starter --out src/openclaw_rl/assets/starter
 
 clean:
-	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv $(FEEDBACK_VENV) $(OPEN_WEBUI_VENV) .ray-venv .gui-venv .tinker-venv $(TRL_VENV) .slime-venv .slime-source $(MCP_VENV) $(ENV_LIBRARIES:%=.%-venv) runs demo-out build
+	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv $(COPILOT_ENV) $(FEEDBACK_VENV) $(OPEN_WEBUI_VENV) .ray-venv .gui-venv .tinker-venv $(TRL_VENV) .slime-venv .slime-source $(MCP_VENV) $(ENV_LIBRARIES:%=.%-venv) runs demo-out build

@@ -33,6 +33,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging as transformers_logging
 
 PAGE = Path(__file__).parent.parent / "docs" / "guides" / "models.md"
+TEMPLATES_HEADING = "\n## Chat templates\n"
 # That one family may take.
 SECONDS = 120
 # Weights.
@@ -309,6 +310,12 @@ def _why(told: dict[str, Any]) -> str:
     return " ".join(re.sub(r"/\S+: ", "", why).split()).partition(". ")[0]
 
 
+def templates_section(page: Path) -> str:
+    """Return the part of the page that `benchmarks/template_matrix.py` writes, with its heading."""
+    present = page.read_text(encoding="utf-8") if page.exists() else ""
+    return "".join(present.partition(TEMPLATES_HEADING)[1:])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
@@ -338,7 +345,7 @@ def main() -> None:
     text = TEXT.format(
         version=transformers.__version__, tried=len(found), lists="\n\n".join(lists(found))
     )
-    given.out.write_text(text, encoding="utf-8")
+    given.out.write_text(text + templates_section(given.out), encoding="utf-8")
 
 
 if __name__ == "__main__":

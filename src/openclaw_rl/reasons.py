@@ -44,6 +44,7 @@ class ReasonCode(StrEnum):
     CONTINUED = "continued message"
     IMAGES = "images"
     CONTROL_TOKEN = "control token"
+    UNREAD_CALLS = "unread calls"  # nobody reads the calls that the chat template writes
     HELD_OUT = "held out"
     # Of an imported turn.
     UNSCORED = "unscored"

@@ -72,7 +72,7 @@ def stored(config: Config, id: str) -> Lesson | None:
 def test_the_list_shows_each_lesson_with_what_was_said(config: Config) -> None:
     out = run(config, "list")
     assert "aa  Keep answers short." in out
-    assert "in prompts, not yet in the weights; for agent (without a name), weight" in out
+    assert "in prompts, not yet in the weights; for everything that is asked, weight" in out
     assert "    said: shorter, please (turn-1)" in out
     assert "Give long" not in out
     assert "superseded by aa" in run(config, "list", "--all")

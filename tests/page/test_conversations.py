@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from datetime import UTC
 from pathlib import Path
 from urllib.parse import parse_qsl
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
@@ -136,6 +138,16 @@ def test_a_filter_by_agent_user_and_day(store: Store) -> None:
     assert pages(store, user="ben", agent="x") == [[]]
     assert pages(store, day="1970-01-04") == [["a"]]
     assert pages(store, day="1970-01-06") == [[]]
+
+
+def test_a_day_is_one_of_the_browsers_calendar(store: Store) -> None:
+    """Berlin was an hour ahead of UTC, so that the last hour of a day in UTC is the first of the next one there."""
+    add_turn(store, "late", "one", session="1", admitted_at=86400.0 * 3 - 1800)
+    berlin = ZoneInfo("Europe/Berlin")
+    for zone, day in ((UTC, "1970-01-03"), (berlin, "1970-01-04")):
+        rows = collect(store, LIST, {"day": day}, zone=zone)["rows"]
+        assert [row["id"] for row in rows] == ["late"]
+    assert collect(store, LIST, {"day": "1970-01-03"}, zone=berlin)["rows"] == []
 
 
 def test_a_filter_by_why_a_turn_was_not_learned_from(store: Store) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from sqlalchemy import Connection, event
@@ -19,6 +21,7 @@ from openclaw_rl.page.views import answers, learned
 from openclaw_rl.page.views.learned import lesson_tags
 from openclaw_rl.page.word_diff import TextRun, compare_words
 from openclaw_rl.settings.load import Config
+from openclaw_rl.status.lessons_report import scope_words
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import cards, lessons, withdrawals
 from openclaw_rl.store.lessons.examinations import Withdrawal, WithdrawalCode
@@ -69,6 +72,17 @@ def test_the_first_screen_says_what_was_learned_today_in_the_persons_words(
     part = render("learned.html", first, "learned_list")
     assert "Keep answers short." in part
     assert "<h1>" not in part
+
+
+def test_today_is_a_day_of_the_browsers_calendar(store: Store, config: Config) -> None:
+    """The lesson was said at 14:13 in UTC, which is in the next day of Auckland."""
+    with store.read() as conn:
+        request = replace(view_request(conn, config), now=NOON - 86400 + 13 * 3600)
+        for zone, title in ((UTC, "Yesterday"), (ZoneInfo("Pacific/Auckland"), "Today")):
+            data = learned.collect_cards(
+                replace(request, zone=zone, params={"state": "superseded"})
+            )
+            assert [day["title"] for day in data["days"]] == [title]
 
 
 def test_a_lesson_of_today_that_was_superseded_is_counted_and_said(
@@ -158,6 +172,7 @@ def test_a_page_of_a_lesson_shows_words_practice_and_curve(store: Store, config:
     assert data["curve"]["x"] == [1, 3]
     assert data["curve"]["series"][0]["values"] == [0.5, 0.25]
     html = render("lesson.html", data)
+    assert "<q>more detail, please</q>, you, <time" in html.partition("Superseded by it")[2]
     assert "answered by the base model and by version 3" in html
     assert "It was not practised yet." in html
     assert "Give long, detailed answers." in html
@@ -196,8 +211,8 @@ def test_tags_say_where_a_lesson_is(store: Store, config: Config) -> None:
     ("kind", "value", "expected"),
     [
         (LessonScope.AGENT, "", "for everything that is asked"),
-        (LessonScope.AGENT, "coder", "for everything that is asked agent coder"),
-        (LessonScope.USER, user_scope("", "ann"), "for what ann asks"),
+        (LessonScope.AGENT, "coder", "for agent coder"),
+        (LessonScope.USER, user_scope("", "ann"), "for user ann"),
         (
             LessonScope.SUBJECT,
             subject_scope("", "", "money"),
@@ -208,7 +223,7 @@ def test_tags_say_where_a_lesson_is(store: Store, config: Config) -> None:
     ],
 )
 def test_scopes_are_said_in_words(kind: LessonScope, value: str, expected: str) -> None:
-    assert learned.scope_words(replace(SHORT, scope_kind=kind, scope_value=value)) == expected
+    assert scope_words(kind, value) == expected
 
 
 def test_hostile_texts_are_only_text(store: Store, config: Config) -> None:

@@ -115,7 +115,7 @@ def test_the_dialog_says_what_forgetting_does(config: Config) -> None:
     assert plan.details == [
         "It leaves prompts at once.",
         "The replies to which it was said do not give it again.",
-        "In force again, for everything that is asked agent agent: “Give long, detailed answers.”",
+        "In force again, for agent agent: “Give long, detailed answers.”",
         "What the weights have learned from its practice so far stays.",
     ]
     assert plan.follow.endswith("?lesson=aa")

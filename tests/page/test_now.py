@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,15 @@ from openclaw_rl.page.templating import TemplateRenderer, format_code
 from openclaw_rl.page.view import ActResult
 from openclaw_rl.status import now
 from openclaw_rl.status.now import JUDGES, PEOPLE, compare_with_base
-from openclaw_rl.status.sentences import SCOPES, WAITS, health_sentence
+from openclaw_rl.status.sentences import WAITS, health_sentence
 from openclaw_rl.status.version_words import VersionPlace
 from openclaw_rl.store import heartbeats, reactions, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.feedback.records import add_feedback
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import Lesson
-from openclaw_rl.store.lessons.scopes import LessonScope
 from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage.policy_names import move_head
 from openclaw_rl.types import Feedback, PolicyState
 
 NOW = "/ui/now"
@@ -118,6 +120,42 @@ def test_workers_and_what_waits(store: Store) -> None:
     assert "not respond" in silent["sentence"] or silent["problems"]
 
 
+def test_what_a_worker_reports_is_folded_unless_it_is_a_problem(store: Store) -> None:
+    heartbeats.write_heartbeat(store, "judge", "142 judged; judge: rules")
+    heartbeats.write_heartbeat(store, "train", "out of memory: lower it", heartbeats.PARKED)
+    seen, folded = show(store, NOW).split("What each reports")
+    assert "142 judged" not in seen
+    assert "142 judged; judge: rules" in folded
+    assert "! out of memory: lower it" in seen
+
+
+def test_policies_beside_the_default_one_are_listed(store: Store) -> None:
+    assert "<h2>Policies</h2>" not in show(store, NOW)
+    with store.write() as conn:
+        for number, name in ((1, "agent:k:coder"), (2, "user:k:ann")):
+            policies.insert_version(
+                conn, replace(world.policy(number, 0), name=name), (), PolicyState.LIVE
+            )
+            move_head(conn, name, number)
+    data = collect(store, NOW)
+    assert data["policies"] == [("user:k:ann", 2), ("agent:k:coder", 1), ("default", 0)]
+    shown = show(store, NOW)
+    assert 'href="/ui/versions?policy=agent%3Ak%3Acoder"' in shown
+    assert re.search(r"Version 2</a> of user:k:ann,\s+in use", shown)
+
+
+def test_equal_lessons_differ_by_who_said_what_when(store: Store) -> None:
+    with store.write() as conn:
+        world.judged(conn, "turn")
+        for id_, words in (("aa", "shorter!"), ("bb", "too long")):
+            lesson = Lesson(id=id_, text="Be brief.", made_at=1.0, reinforced_at=1.0)
+            lessons.add_lesson(conn, lesson)
+            lessons.reinforce(conn, id_, "turn", weight=1.0, at=2.0, words=words)
+    shown = show(store, NOW)
+    for words in ("shorter!", "too long"):
+        assert re.search(f"Be brief.</a>\\s+<span[^>]*><q>{words}</q>, you, <time", shown)
+
+
 def test_newest_lessons_and_versions_are_linked(store: Store) -> None:
     with store.write() as conn:
         for number in range(7):
@@ -136,17 +174,20 @@ def test_newest_lessons_and_versions_are_linked(store: Store) -> None:
 def test_the_sentence_names_what_needs_attention() -> None:
     alive = {"name": "judge", "alive": True}
     dead = {"name": "train", "alive": False}
-    assert health_sentence([], [alive], 3) == "All is well: version 3 answers."
-    assert health_sentence(["judge behind"], [alive], 3) == (
+    heads = {"default": 3}
+    assert health_sentence([], [alive], heads) == "All is well: version 3 answers."
+    assert health_sentence([], [alive], {**heads, "agent:k:coder": 7}) == (
+        "All is well: 2 policies answer, each with its own version."
+    )
+    assert health_sentence(["judge behind"], [alive], heads) == (
         "1 thing needs your attention: judge behind."
     )
-    assert health_sentence(["a", "b"], [dead], 3) == "2 things need your attention: a, b."
-    assert health_sentence([], [alive, dead], 3) == "These workers do not respond: train."
+    assert health_sentence(["a", "b"], [dead], heads) == "2 things need your attention: a, b."
+    assert health_sentence([], [alive, dead], heads) == "These workers do not respond: train."
 
 
 def test_everything_has_its_words() -> None:
     assert set(WAITS) == set(Wait)
-    assert set(SCOPES) == set(LessonScope)
 
 
 def scores(people: Sequence[tuple[int, int] | None], versions: Sequence[int]) -> dict[str, Any]:

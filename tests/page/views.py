@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,12 @@ def view_of(path: str) -> View:
 
 
 def collect(
-    store: Store, path: str, params: Mapping[str, str] | None = None, *, now: float | None = None
+    store: Store,
+    path: str,
+    params: Mapping[str, str] | None = None,
+    *,
+    now: float | None = None,
+    zone: tzinfo = UTC,
 ) -> Mapping[str, Any]:
     """Return the data of a view."""
     config = from_flat({"home": str(store.path.parent)})
@@ -39,6 +45,7 @@ def collect(
                 now=time.time() if now is None else now,
                 tokens=LetterTokens(),
                 cache={},
+                zone=zone,
             )
         )
 

@@ -119,7 +119,7 @@ def family_of(template: str, render: RenderFunction) -> ModelFamily:
         return family
     calls = derive_format(render)
     assert calls is not None
-    return DerivedFamily(derive_think_tags(render) or family.think_tags, calls, special)
+    return DerivedFamily(derive_think_tags(render, calls) or family.think_tags, calls, special)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -207,6 +207,13 @@ def test_a_derived_call_without_its_end_is_read_unless_a_limit_cut_it(name: str)
     parser.push(text)
     parser.finish()
     assert [one.name for one in parser.calls] == [derived_format.NAMES[0]], text
+
+
+@pytest.mark.parametrize("name", ["gemma4", "gemma4_v3", "diffusion_gemma"])
+def test_reasoning_that_stands_before_calls_only_is_found(name: str) -> None:
+    """A word behind the opening tag names the channel, and belongs to the tag."""
+    render = render_with((FOLDER / f"{name}.jinja").read_text(encoding="utf-8"))
+    assert derive_think_tags(render, derive_format(render)) == ("<|channel>thought", "<channel|>")
 
 
 def test_long_calls_are_read_in_linear_time() -> None:

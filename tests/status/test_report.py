@@ -182,6 +182,6 @@ def test_status_and_the_page_say_in_the_same_words_whether_all_is_well(tmp_path:
     shown = CliRunner().invoke(cli, ["status", "--json", "--home", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
     status = json.loads(shown.stdout)
-    expected = health_sentence(status["troubles"], status["loops"], 0)
+    expected = health_sentence(status["troubles"], status["loops"], {"default": 0})
     assert status["summary"] == expected
     assert "1 not good" in CliRunner().invoke(cli, ["status", "--home", str(tmp_path)]).stdout

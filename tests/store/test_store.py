@@ -519,6 +519,8 @@ def test_the_queries_of_the_loops_use_their_indexes(store: Store) -> None:
     )
     bad = [line for line in plans if line.startswith(whole) and "USING" not in line]
     assert not bad
+    by_state = [line for line in plans if "policies_state" in line]
+    assert not by_state, "of each turn only the versions that used it are read"
     scanned = {line for line in plans if line.startswith("SCAN turns")}
     assert scanned == {"SCAN turns USING INDEX turns_closed"}, "an index of turns that wait"
 

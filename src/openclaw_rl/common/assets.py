@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from openclaw_rl.common.packaged_models import PACKAGED_MODELS
 
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -20,6 +18,9 @@ def read_asset(name: str) -> str:
 
 def load_yaml(text: str) -> Any:
     """Parse YAML of plain values. Raises `yaml.YAMLError`, or `ValueError` for an invalid date or number."""
+    # Imported here, as `--help` needs the rest of this module.
+    import yaml
+
     # libyaml takes a tenth of the time, but PyYAML can be built without it.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return yaml.load(text, loader)

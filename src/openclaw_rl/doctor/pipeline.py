@@ -22,6 +22,7 @@ from openclaw_rl.doctor.sandbox import describe_sandbox
 from openclaw_rl.errors import ConfigError, OpenClawError, StoreError
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.render.template_probe import UNREAD_CALLS_NOTE
 from openclaw_rl.settings.load import Config
 from openclaw_rl.settings.registry import engine_spec, trainer_spec
 from openclaw_rl.store import exchanges, file_digests, heartbeats, turns
@@ -215,6 +216,8 @@ def _check_pipeline(exam: Examination, config: Config) -> None:
         evidence.append(
             f"{renderer.files.folder}; {renderer.family.name} format; its template {renderer.history_description}"
         )
+        if not renderer.reads_calls:
+            evidence.append(UNREAD_CALLS_NOTE)
     system = SubprocessSystem(config)
     with exam.check(
         "engine and gateway start", "read the lines above; `openclaw-rl up` shows the whole log"

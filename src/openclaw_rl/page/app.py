@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, tzinfo
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
@@ -30,6 +31,7 @@ from openclaw_rl.page.security import (
     may_read,
 )
 from openclaw_rl.page.templating import STATIC_FOLDER, TemplateRenderer
+from openclaw_rl.page.time_zone import ZONE_COOKIE, find_zone
 from openclaw_rl.page.version_replies import VersionReplies
 from openclaw_rl.page.view import (
     ActPlan,
@@ -262,10 +264,15 @@ class PageApp:
         with self.store.read() as conn:
             params = {**request.query, **request.match_info}
             lists = {name: request.query.getall(name) for name in set(request.query)}
-            return collect(self._view_request(conn, params, lists))
+            zone = find_zone(request.cookies.get(ZONE_COOKIE, ""))
+            return collect(self._view_request(conn, params, lists, zone))
 
     def _view_request(
-        self, conn: Connection, params: Mapping[str, str], lists: Mapping[str, list[str]]
+        self,
+        conn: Connection,
+        params: Mapping[str, str],
+        lists: Mapping[str, list[str]],
+        zone: tzinfo = UTC,
     ) -> ViewRequest:
         return ViewRequest(
             conn=conn,
@@ -275,6 +282,7 @@ class PageApp:
             now=time.time(),
             tokens=self._tokens,
             cache=self._cache,
+            zone=zone,
         )
 
     async def _stream_changes(self, request: web.Request) -> web.StreamResponse:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from openclaw_rl.page.view import ViewRequest
+from openclaw_rl.status.diagnose import find_diagnoses
+from openclaw_rl.status.health import Diagnosis
 
 _T = TypeVar("_T")
+_DIAGNOSES_SECONDS = 10.0
 
 
 def cached(request: ViewRequest, name: str, seconds: float, compute: Callable[[], _T]) -> _T:
@@ -19,3 +22,13 @@ def cached(request: ViewRequest, name: str, seconds: float, compute: Callable[[]
     data = compute()
     request.cache[name] = (request.now, data)
     return data
+
+
+def current_diagnoses(request: ViewRequest) -> Sequence[Diagnosis]:
+    """Return the diagnoses, for which the logs are read, at most ten seconds old."""
+    return cached(
+        request,
+        "diagnoses",
+        _DIAGNOSES_SECONDS,
+        lambda: find_diagnoses(request.config, request.conn, request.now),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Protocol
 
 from sqlalchemy import Connection
@@ -33,7 +34,10 @@ class SupportsTokens(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ViewRequest:
-    """Input of a view. `params`: of the path and the query; `conn`: a snapshot that no writer waits for."""
+    """Input of a view. `params`: of the path and the query; `conn`: a snapshot that no writer waits for.
+
+    `zone`: the time zone of the browser, in which a person reads days and writes times.
+    """
 
     conn: Connection
     config: Config
@@ -44,6 +48,19 @@ class ViewRequest:
     cache: dict[str, Any]
     # All values of the parameters of the query, by name.
     lists: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    zone: tzinfo = UTC
+
+    @property
+    def today(self) -> float:
+        """When the day began for the person, in seconds since the epoch."""
+        moment = datetime.fromtimestamp(self.now, self.zone)
+        return moment.replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
+
+    @property
+    def yesterday(self) -> float:
+        """When the day before began; it may have had 23 or 25 hours."""
+        moment = datetime.fromtimestamp(self.today, self.zone)
+        return (moment - timedelta(days=1)).timestamp()
 
     def texts(self, name: str) -> Sequence[str]:
         """Return all values of a parameter that may be repeated."""

@@ -22,7 +22,9 @@ HEARTBEAT_NAME = "page"
 _POLL_SECONDS = 1.0
 _SHUTDOWN_SECONDS = 2.0
 THREADS = 3
-"""Views that are collected at once. Each thread keeps a connection to the store with a cache of 16 MB."""
+"""Views that are collected at once."""
+CACHE_MIB = 4
+"""Memory that each connection to the store may keep: one for each thread, and some for acts and changes."""
 
 
 async def run(config: Config, *, stop: asyncio.Event) -> None:
@@ -33,7 +35,7 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
     """
     executor = ThreadPoolExecutor(THREADS, thread_name_prefix="page")
     asyncio.get_running_loop().set_default_executor(executor)
-    with await asyncio.to_thread(Store.open, config.store_path) as store:
+    with await asyncio.to_thread(Store.open, config.store_path, cache_mib=CACHE_MIB) as store:
         page = PageApp(config, store)
         runner = web.AppRunner(
             page.make_app(),

@@ -26,6 +26,8 @@ CALL_IDS = ("callabc10", "callabc11")
 _TAG_STARTS = "<[ \n\t"
 _TAG_ENDS = ">]} \n\t"
 _USER: Message = {"role": "user", "content": "u1"}
+_OPENING_TAG = re.compile(r"[<\[][^<>\[\]]+[>\]]\w*\Z")
+"""A tag at the end of a text, and a word behind it that names a channel."""
 _decoder = json.JSONDecoder()
 
 
@@ -152,31 +154,38 @@ def derive_format(render: Any) -> DerivedCallFormat | None:
     )
 
 
-def derive_think_tags(render: Any) -> tuple[str, str] | None:
-    """Return the tags around reasoning in a template; None if it writes none."""
+def derive_think_tags(
+    render: Any, calls: DerivedCallFormat | None = None
+) -> tuple[str, str] | None:
+    """Return the tags around reasoning in a template; None if it writes none.
+
+    `calls`: their format. Some templates write reasoning before calls only.
+    """
     samples = TemplateSamples(render)
-    reply = {
+    thoughts = {"reasoning_content": THOUGHT, "reasoning": THOUGHT, "thinking": THOUGHT}
+    reply = {"role": "assistant", "content": CONTENT, **thoughts}
+    tags = _tags_around_thought(samples.of_reply(reply) or "", CONTENT)
+    opener = "" if calls is None else calls.opener or calls.before
+    if tags is not None or not opener:
+        return tags
+    called = {
         "role": "assistant",
-        "content": CONTENT,
-        "reasoning_content": THOUGHT,
-        "reasoning": THOUGHT,
-        "thinking": THOUGHT,
+        "content": "",
+        "tool_calls": [_call(0, {KEYS[0]: VALUES[0]})],
+        **thoughts,
     }
-    text = samples.of_reply(reply) or ""
+    return _tags_around_thought(samples.of_reply(called, [_result(0)]) or "", opener)
+
+
+def _tags_around_thought(text: str, following: str) -> tuple[str, str] | None:
+    """Return the tags between which the thought stands, where `following` comes next."""
     before, thought, after = text.partition(THOUGHT)
-    between, content, _ = after.partition(CONTENT)
-    opening = _last_tag(before)
+    between, follows, _ = after.partition(following)
+    opening = _OPENING_TAG.search(before.rstrip())
     closing = between.strip()
-    if not thought or not content or not _is_tag(opening) or not _is_tag(closing):
+    if not thought or not follows or opening is None or not _is_tag(closing):
         return None
-    return opening, closing
-
-
-def _last_tag(text: str) -> str:
-    """Return the tag at the end of a text, with its bracket."""
-    stripped = text.rstrip()
-    at = max(stripped.rfind("<"), stripped.rfind("["))
-    return stripped[at:] if at >= 0 else ""
+    return opening[0], closing
 
 
 def _is_tag(text: str) -> bool:

@@ -62,6 +62,7 @@ class Renderer:
     cannot encode them as text. Rendered text contains marks (`control_tokens`), which have no ids.
     `family`: format of reasoning and tool calls. `bridge_unsupported_reason`: why stored ids cannot be extended turn
     by turn with this template, or None. `history_description`: text on what the template does to earlier turns.
+    `reads_calls`: the calls that the template writes, if it writes any, are read.
     """
 
     def __init__(self, files: ModelFiles, *, literal_text: bool = True) -> None:
@@ -86,6 +87,7 @@ class Renderer:
         past = template_probe.probe_behaviour(self._try_render, self.family)
         self.bridge_unsupported_reason = self._find_bridge_problem(past)
         self.history_description = _describe_history(past, self.bridge_unsupported_reason)
+        self.reads_calls = template_probe.reads_calls(self._try_render, self.family)
         self._splicer = ReplySplicer(
             self.tokenizer,
             self.detokenizer,
@@ -101,7 +103,7 @@ class Renderer:
             return detected
         think = detected.think_tags
         if not any(think[1] in text for text in self.files.templates.values()):
-            think = derive_think_tags(self._try_render) or think
+            think = derive_think_tags(self._try_render, calls) or think
         derived = DerivedFamily(think, calls, self.tokenizer.special_ids)
         return derived if template_probe.reads_calls(self._try_render, derived) else detected
 

@@ -15,6 +15,11 @@ RenderFunction = Callable[[Sequence[Message], ToolList, bool], str | None]
 CUT_MARKER = "Xq7openclaw0cut0here7qX"
 _THOUGHT_MARKER = "Xq7openclaw0thought7qX"
 _TOOL_NAMES = ("fXq7", "gXq7")
+UNREAD_CALLS_NOTE = (
+    "calls of this chat template are not parsed: they reach the client as text, and turns with tools are not "
+    "trained on"
+)
+"""Shown at the start, by `doctor` and by `status`."""
 UNREAD_CALLS = "writes tool calls in a form that is not read: they stay text"
 
 SYSTEM_MESSAGE: Message = {"role": "system", "content": "s1"}

@@ -29,6 +29,7 @@ from openclaw_rl.errors import OpenClawError, StartStopped
 from openclaw_rl.protocols import Engine
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.render.template_probe import UNREAD_CALLS_NOTE
 from openclaw_rl.serve.auth import ApiKeys, load_keys
 from openclaw_rl.serve.embeddings.embedding_handler import EMBEDDINGS_PATH, EmbeddingHandler
 from openclaw_rl.serve.episodes.episode_handler import EpisodeHandler, add_episode_routes
@@ -246,6 +247,8 @@ async def _serve_until_stopped(
     runner = GatewayRunner(app, config.serve, grace=_SHUTDOWN_GRACE_SECONDS)
     await runner.setup()
     try:
+        if not renderer.reads_calls:
+            log.warning("%s", UNREAD_CALLS_NOTE)
         await _listen(runner, config, listeners)
         wide = (
             f" (serve.host {config.serve.host})" if config.serve.host in ("0.0.0.0", "::") else ""
@@ -312,7 +315,6 @@ def _check_version_manager(gateway: Gateway) -> None:
 
 def _status_note(gateway: Gateway) -> str:
     versions = gateway.versions
-    return (
-        versions.problem
-        or f"serving version {versions.serving}, {int(gateway.load.running_replies)} running"
-    )
+    running = int(gateway.load.running_replies)
+    note = versions.problem or f"serving version {versions.serving}, {running} running"
+    return note if gateway.renderer.reads_calls else f"{note}; {UNREAD_CALLS_NOTE}"

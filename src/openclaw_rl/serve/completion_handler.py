@@ -167,7 +167,11 @@ class CompletionHandler:
             speaker = encoder or await begin()
             await _wait_sent(response.write(speaker.encode_ping()))
 
-        keep_alive = KeepAlive(speak, may_speak=lambda: _are_recorded(replies))
+        keep_alive = KeepAlive(
+            speak,
+            may_speak=lambda: _are_recorded(replies),
+            may_begin=lambda: all(reply.is_in_engine for reply in replies),
+        )
         try:
             async with keep_alive.running(), aclosing(merge_streams(replies)) as parts:
                 async for number, part in parts:

@@ -64,6 +64,10 @@ CONTROL_TOKEN = Reason(
     ReasonCode.CONTROL_TOKEN,
     "a message, tool or template variable has the text of a control token, and the model reads it as that token",
 )
+UNREAD_CALLS = Reason(
+    ReasonCode.UNREAD_CALLS,
+    "calls of this chat template are not parsed, so a call in the reply stayed text and was not run",
+)
 WITH_IMAGES = Reason(ReasonCode.IMAGES, "its prompt has images, and the trainer reads text only")
 # Questions in one call of the examiner of lessons.
 EXAMINED_AT_ONCE = 4
@@ -324,8 +328,11 @@ class Gateway:
             return CONTINUED
         if prompt.with_images is not None:
             return request.untrainable or WITH_IMAGES
-        acts = prompt.has_acting_token and self.config.serve.special_tokens != "model"
-        return request.untrainable or (CONTROL_TOKEN if acts else None)
+        if request.untrainable is not None:
+            return request.untrainable
+        if prompt.has_acting_token and self.config.serve.special_tokens != "model":
+            return CONTROL_TOKEN
+        return UNREAD_CALLS if request.tools and not self.renderer.reads_calls else None
 
     async def count_prompt_tokens(self, request: ChatRequest, caller: Caller) -> int:
         """Return the number of tokens of the prompt that `begin_replies` would render. Raises `RequestError`.

@@ -136,6 +136,8 @@ class InflightReply:
             record, max_delay=0.0 if request.stream else MAX_COMMIT_DELAY
         )
         self._stage = ReplyStage.ADMITTED
+        self.is_in_engine = False
+        """Whether the engine was given the prompt and has not refused it."""
         # The episode whose limit counts the reply; None: of none, or it was returned.
         self._reserved_in = record.episode
         # Why the request failed as a whole, so that nobody gets the reply.
@@ -259,6 +261,7 @@ class InflightReply:
                     self._version, deadline, pinned=self._is_pinned
                 )
                 self.header = replace(self.header, version=self._version)
+            self.is_in_engine = True
             try:
                 async with aclosing(self._generate()) as chunks:
                     async for chunk in chunks:
@@ -268,6 +271,7 @@ class InflightReply:
                         yield chunk
                 return
             except EngineError as error:
+                self.is_in_engine = False
                 refusals += not isinstance(error, EngineGone)
                 self._check_retry(error, refusals)
                 context.versions.mark_lost(str(error))

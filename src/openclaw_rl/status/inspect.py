@@ -49,15 +49,17 @@ def template_summary(config: Config) -> Text:
         )
     from openclaw_rl.render.model_folder import ModelFiles
     from openclaw_rl.render.renderer import Renderer
+    from openclaw_rl.render.template_probe import UNREAD_CALLS_NOTE
 
     try:
         renderer = Renderer(ModelFiles.from_config(config.model))
     except ModelError as error:
         # The folder may have changed; the store is readable without it.
         return Text(f"chat template: {error}", "red")
-    return Text(
-        f"chat template: {renderer.family.name} format; {renderer.history_description}", "dim"
-    )
+    line = f"chat template: {renderer.family.name} format; {renderer.history_description}"
+    if not renderer.reads_calls:
+        return Text(f"{line}; {UNREAD_CALLS_NOTE}", "yellow")
+    return Text(line, "dim")
 
 
 # ----------------------------------------------------------------------------------- data as JSON

@@ -136,21 +136,26 @@ def is_in_prompts(row: Mapping[str, Any], mode: str) -> bool:
     return mode == "always" or not is_learned or bool(row["is_pinned"])
 
 
+def scope_words(kind: LessonScope, value: str) -> str:
+    """Return the prompts that a lesson is for."""
+    if kind is LessonScope.QUESTION:
+        return "for one question"
+    if kind is LessonScope.SESSION:
+        return "for one conversation"
+    agent, user = scope_owner(kind, value)
+    named = [f"user {user}"] if user else []
+    named += [f"agent {agent}"] if agent else []
+    owner = " of ".join(named) or "everything that is asked"
+    subject = scope_subject(kind, value)
+    return f"for {owner} about {subject}" if subject else f"for {owner}"
+
+
 def _scope_text(row: Mapping[str, Any]) -> str:
-    weight = f"weight {row['weight']:.2g}"
+    words = scope_words(row["scope_kind"], row["scope_value"])
     if row["scope_kind"] == LessonScope.QUESTION:
         questions = [one["asked"] for one in row["turns"] if one["asked"]]
         question = questions[-1] if questions else None
-        return f"for one question: {shorten_line(question, 60)}, {weight}"
+        words += f": {shorten_line(question, 60)}"
     if row["scope_kind"] == LessonScope.SESSION:
-        return f"for one conversation ({row['scope_value']}), {weight}"
-    subject = scope_subject(row["scope_kind"], row["scope_value"])
-    about = f" about {subject}" if subject else ""
-    owner = _owner_text(*scope_owner(row["scope_kind"], row["scope_value"]))
-    return f"for {owner}{about}, {weight}"
-
-
-def _owner_text(agent: str, user: str) -> str:
-    if not user:
-        return f"agent {agent or '(without a name)'}"
-    return f"user {user} of agent {agent}" if agent else f"user {user}"
+        words += f" ({row['scope_value']})"
+    return f"{words}, weight {row['weight']:.2g}"

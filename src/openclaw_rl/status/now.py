@@ -14,8 +14,8 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.status.health import training_queue_length
 from openclaw_rl.status.sentences import WAITS, count_of
 from openclaw_rl.store import turns
-from openclaw_rl.store.lessons.lessons import Lesson
-from openclaw_rl.store.lessons.newest import newest_lessons
+from openclaw_rl.store.lessons.cards import LessonCard, newest_cards
+from openclaw_rl.store.lessons.lessons import LessonState
 from openclaw_rl.store.lineage import policies, policy_marks
 from openclaw_rl.store.lineage.trained_turns import count_uses
 from openclaw_rl.store.lineage.version_stats import ScoreCount, newest_scores
@@ -164,18 +164,19 @@ def _share(count: ScoreCount) -> Mapping[str, float | None]:
 class NewestLearned:
     """Newest lessons and versions, newest first. `used`: number of turns by version."""
 
-    lessons: Sequence[Lesson]
+    lessons: Sequence[LessonCard]
     versions: Sequence[Policy]
     used: Mapping[int, int]
 
 
 def newest_learned(conn: Connection) -> NewestLearned:
-    """Return the newest lessons, and the newest versions besides the base."""
+    """Return the lessons said last that no other one contradicts, and the newest versions besides the base."""
+    states = [state for state in LessonState if state is not LessonState.SUPERSEDED]
     last = policies.next_version(conn) - 1
     numbers = range(max(1, last - MAX_SHOWN + 1), last + 1)
     versions = policies.get_many(conn, numbers)
     return NewestLearned(
-        lessons=newest_lessons(conn, MAX_SHOWN),
+        lessons=newest_cards(conn, states=states, limit=MAX_SHOWN),
         versions=versions[::-1],
         used=count_uses(conn, numbers),
     )

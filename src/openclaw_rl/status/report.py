@@ -40,8 +40,7 @@ from openclaw_rl.store.lineage import (
 )
 from openclaw_rl.store.lineage.policy_names import (
     DEFAULT_NAME,
-    SHARED_NAME,
-    read_heads,
+    heads_in_use,
     require_owner,
 )
 from openclaw_rl.store.lineage.version_stats import (
@@ -64,6 +63,7 @@ CURES = {
     ReasonCode.NOT_STORED: "the owner can set serve.honor_store: false",
     ReasonCode.LOGIT_BIAS: "the client can omit logit_bias",
     ReasonCode.CONTROL_TOKEN: "the owner can set serve.special_tokens: text (or model)",
+    ReasonCode.UNREAD_CALLS: "the owner can choose a model whose calls are read (docs/guides/models.md)",
     ReasonCode.IMAGES: "the client can send the accessibility tree of a page, or other text, instead",
     ReasonCode.FORCED_FORMAT: "the client can ask for the format in the prompt, with tool_choice auto and no "
     "response_format",
@@ -116,9 +116,7 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
     move = policy_marks.last_automatic_rollback(conn)
     return {
         "head": head.version,
-        "heads": {
-            name: version for name, version in read_heads(conn).items() if name != SHARED_NAME
-        },
+        "heads": heads_in_use(conn),
         "loops": worker_rows(conn, now),
         "turns": turns.count_by_state(conn),
         "dropped": {reason.detail: count for reason, count in dropped.items()},
@@ -227,7 +225,7 @@ def show_status(config: Config, *, as_json: bool) -> None:
     address = running_address(config.home_dir)
     with read_store(config) as conn:
         status = collect_status(conn, time.time()) | diagnose.diagnosis_names(config, conn)
-    status["summary"] = health_sentence(status["troubles"], status["loops"], status["head"])
+    status["summary"] = health_sentence(status["troubles"], status["loops"], status["heads"])
     status["gateway"] = None if address is None else asdict(address)
     status["disk"] = {
         "policies": folder_size(config.policies_dir),
@@ -279,21 +277,23 @@ def describe_work(row: Mapping[str, Any]) -> str:
 
     Such as `training version 2 on 4 turns; busy: training pass 2 of 3, about 40 s`.
     """
-    parts = [str(row["note"])]
+    return "; ".join(filter(None, (str(row["note"]), describe_long_work(row))))
+
+
+def describe_long_work(row: Mapping[str, Any]) -> str:
+    """Return the work that takes a worker long, and when it ends; "" if there is no such work."""
     activity = row.get("activity")
-    if activity is not None and row["alive"]:
-        kind = WorkKind(activity["kind"])
-        number = activity["number"]
-        total = activity["total"]
-        busy = f"busy: {describe_activity(Activity(kind=kind, number=number, total=total))}"
-        if activity["left"] is not None:
-            busy += (
-                f", about {activity['left']:.0f} s" if activity["left"] >= 1 else ", about to end"
-            )
-        parts.append(busy)
-        if row["advanced"] >= heartbeats.TIMEOUT:
-            parts.append(f"no progress for {row['advanced']:.0f} s")
-    return "; ".join(filter(None, parts))
+    if activity is None or not row["alive"]:
+        return ""
+    kind = WorkKind(activity["kind"])
+    number = activity["number"]
+    total = activity["total"]
+    busy = f"busy: {describe_activity(Activity(kind=kind, number=number, total=total))}"
+    if activity["left"] is not None:
+        busy += f", about {activity['left']:.0f} s" if activity["left"] >= 1 else ", about to end"
+    if row["advanced"] >= heartbeats.TIMEOUT:
+        busy += f"; no progress for {row['advanced']:.0f} s"
+    return busy
 
 
 def _seconds_left(activity: Activity, now: float) -> float | None:

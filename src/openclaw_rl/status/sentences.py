@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openclaw_rl.common.progress import Wait
-from openclaw_rl.store.lessons.scopes import LessonScope
 
 SENDERS = {"person": "messages of people", "tool": "results of tools"}
 """Who reacted, by the kind of the reaction."""
@@ -30,13 +29,6 @@ WORKERS = {
     "page": "shows this page",
 }
 """Part of the work that a worker does."""
-SCOPES = {
-    LessonScope.AGENT: "everywhere",
-    LessonScope.USER: "for one user",
-    LessonScope.SUBJECT: "on one subject",
-    LessonScope.SESSION: "in one conversation",
-    LessonScope.QUESTION: "on one question",
-}
 _SCORES = {1: "good", -1: "not good", 0: "neither", None: "no opinion"}
 
 
@@ -50,8 +42,13 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-def health_sentence(problems: Sequence[str], rows: Sequence[Mapping[str, Any]], head: int) -> str:
-    """Return in one sentence whether all is well. `problems`: names of diagnoses; `rows`: of the workers."""
+def health_sentence(
+    problems: Sequence[str], rows: Sequence[Mapping[str, Any]], heads: Mapping[str, int]
+) -> str:
+    """Return in one sentence whether all is well.
+
+    `problems`: names of diagnoses; `rows`: of the workers; `heads`: versions in use by policy.
+    """
     if problems:
         verb = "needs" if len(problems) == 1 else "need"
         return f"{count_of(len(problems), 'thing')} {verb} your attention: {', '.join(problems)}."
@@ -60,7 +57,9 @@ def health_sentence(problems: Sequence[str], rows: Sequence[Mapping[str, Any]], 
         return f"These workers do not respond: {', '.join(silent)}."
     if not rows:
         return "No worker has started yet."
-    return f"All is well: version {head} answers."
+    if len(heads) > 1:
+        return f"All is well: {len(heads)} policies answer, each with its own version."
+    return f"All is well: version {next(iter(heads.values()))} answers."
 
 
 def understood_sentence(kind: str, row: Mapping[str, Any]) -> str:

@@ -31,7 +31,8 @@ from openclaw_rl.store.bootstrap import BUSY_TIMEOUT, damaged_error, prepare_sto
 from openclaw_rl.store.writing.store_writer import StoreWriter
 from openclaw_rl.store.writing.write_queue import WriteQueue
 
-_PRAGMAS = ("foreign_keys=ON", "journal_size_limit=67108864", "cache_size=-16384")
+_PRAGMAS = ("foreign_keys=ON", "journal_size_limit=67108864")
+_CACHE_MIB = 16
 # Seconds between two attempts to take the write lock.
 _LOCK_POLL_SECONDS = 0.001
 _compiled: dict[tuple[int, tuple[str, ...]], tuple[str, tuple[str, ...], Mapping[str, Any]]] = {}
@@ -55,15 +56,15 @@ class Store:
         self._seen_version: int | None = None
 
     @staticmethod
-    def open(path: Path, *, create: bool = True) -> Store:
+    def open(path: Path, *, create: bool = True, cache_mib: int = _CACHE_MIB) -> Store:
         """Open the store at `path`; a store with an older schema is backed up beside the file and migrated.
 
-        Raises `StoreError` if the file is missing and `create` is false, if it is damaged, too new, not a store or not
-        writable, or if the disk is full.
+        `cache_mib`: memory that each connection may keep for parts of the file. Raises `StoreError` if the file is
+        missing and `create` is false, if it is damaged, too new, not a store or not writable, or if the disk is full.
         """
         path = Path(path)
         prepare_store(path, create=create)
-        engine = _open_engine(path)
+        engine = _open_engine(path, cache_mib)
         with translate_errors(path), engine.connect() as conn:
             secret = conn.scalar(select(schema.meta.c.value).where(schema.meta.c.key == "secret"))
         if not isinstance(secret, bytes):
@@ -127,7 +128,7 @@ class Store:
             self._watch_connection.close()
 
 
-def _open_engine(path: Path) -> Engine:
+def _open_engine(path: Path, cache_mib: int) -> Engine:
     engine = create_engine(
         URL.create("sqlite+pysqlite", database=str(path)),
         poolclass=QueuePool,
@@ -137,15 +138,19 @@ def _open_engine(path: Path) -> Engine:
         hide_parameters=True,
         connect_args={"timeout": BUSY_TIMEOUT, "check_same_thread": False},
     )
-    event.listen(engine, "connect", _configure_connection)
+
+    def configure(dbapi_connection: Any, _record: Any) -> None:
+        _configure_connection(dbapi_connection, cache_mib)
+
+    event.listen(engine, "connect", configure)
     event.listen(engine, "begin", _begin_transaction)
     return engine
 
 
-def _configure_connection(dbapi_connection: Any, _record: Any) -> None:
+def _configure_connection(dbapi_connection: Any, cache_mib: int) -> None:
     # The driver sends no BEGIN; `_begin_transaction` does.
     dbapi_connection.isolation_level = None
-    for pragma in _PRAGMAS:
+    for pragma in (*_PRAGMAS, f"cache_size=-{cache_mib * 1024}"):
         dbapi_connection.execute(f"PRAGMA {pragma}")
 
 

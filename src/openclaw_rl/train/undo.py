@@ -348,7 +348,7 @@ def _batches_without(
     undone: Collection[int],
     safe: int,
     left: Sequence[RepeatedBatch],
-    out: Collection[str],
+    out: frozenset[str],
 ) -> list[RepeatedBatch]:
     """Return the batches of the undone versions, and those that are left of an undo in progress, without some turns.
 
@@ -363,7 +363,9 @@ def _batches_without(
     again = [RepeatedBatch(repeats=v, turns=tuple(ids)) for v, ids in undone_turns.items()]
     batches = []
     for batch in (*again, *left):
-        remaining = tuple(turn for turn in batch.turns if turn not in out)
+        remaining = batch.turns
+        if not out.isdisjoint(remaining):
+            remaining = tuple(turn for turn in remaining if turn not in out)
         if not seen.issuperset(remaining):
             batches.append(RepeatedBatch(repeats=batch.repeats, turns=remaining))
             seen.update(remaining)

@@ -36,6 +36,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--opencode-env", default=str(ROOT / ".opencode-env"), help="where opencode is installed"
     )
+    parser.addoption(
+        "--copilot-env", default=str(ROOT / ".copilot-env"), help="where Copilot CLI is installed"
+    )
 
 
 @dataclass(frozen=True)

@@ -171,10 +171,13 @@ def open_visitor(system: SubprocessSystem, chromium: Browser) -> Iterator[OpenVi
     """Open a browser that signs in by a link: `open_visitor(width=1280, scheme="light")`."""
     contexts: list[BrowserContext] = []
 
-    def open_visitor(*, width: int = 1280, scheme: str = "light") -> Visitor:
+    def open_visitor(
+        *, width: int = 1280, scheme: str = "light", zone: str | None = None
+    ) -> Visitor:
         context = chromium.new_context(
             viewport={"width": width, "height": 900},
             color_scheme="dark" if scheme == "dark" else "light",
+            timezone_id=zone,
         )
         context.set_default_timeout(WAIT)
         contexts.append(context)

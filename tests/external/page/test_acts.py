@@ -93,13 +93,48 @@ def test_a_reaction_is_scored_by_click(visitor: Visitor, store: Store) -> None:
 
 def test_a_score_is_taken_back(visitor: Visitor, store: Store) -> None:
     items = open_unclear(visitor)
+    count = items.count()
     turn = items.first.get_attribute("data-turn") or ""
     items.first.get_by_role("button", name="Neither", exact=True).click()
+    expect(items).to_have_count(count - 1)
     dialog = open_dialog(visitor.page, "Take that back")
     outcome = confirm(dialog, "Take it back")
     close(dialog)
+    expect(visitor.page.locator("#score-note")).to_be_empty()
+    expect(items).to_have_count(count)
+    assert items.first.get_attribute("data-turn") == turn
     assert score_of(store, turn) == []
     check_audit(visitor, ActKind.RETRACT_SCORE, outcome)
+
+
+def test_an_item_that_came_back_is_scored_again(visitor: Visitor, store: Store) -> None:
+    items = open_unclear(visitor)
+    turn = items.first.get_attribute("data-turn") or ""
+    items.first.get_by_role("button", name="Neither", exact=True).click()
+    dialog = open_dialog(visitor.page, "Take that back")
+    confirm(dialog, "Take it back")
+    close(dialog)
+    items.first.get_by_role("button", name="Good", exact=True).click()
+    expect(visitor.page.locator("#score-note")).to_contain_text("Noted: good.")
+    assert score_of(store, turn) == [1]
+    visitor.check()
+
+
+def test_a_note_leaves_when_the_reader_is_not_at_it(visitor: Visitor) -> None:
+    page = visitor.page
+    page.clock.install()
+    items = open_unclear(visitor)
+    items.first.get_by_role("button", name="Neither", exact=True).click()
+    note = page.locator("#score-note")
+    expect(note).to_contain_text("Noted: neither.")
+    note.get_by_role("button").focus()
+    page.clock.fast_forward(31_000)
+    expect(note).to_contain_text("Noted: neither.")
+    page.locator("h1").click()
+    note.get_by_role("button").blur()
+    page.clock.fast_forward(31_000)
+    expect(note).to_be_empty()
+    visitor.check()
 
 
 def test_a_lesson_is_pinned_and_the_other_browser_shows_it(

@@ -152,6 +152,26 @@ def test_what_is_said_is_true_if_the_gateway_dies_just_before_or_during_the_act(
         assert is_pinned(system, act, version) == is_done
 
 
+def test_a_lost_connection_is_said_in_front_of_an_open_dialog(
+    system: SubprocessSystem, visitor: Visitor
+) -> None:
+    page = visitor.page
+    visitor.open("/ui/versions")
+    open_dialog(page, "Freeze training")
+    kill_worker(system, "page")
+    note = page.locator("dialog[open] #live-note")
+    expect(note).to_be_visible()
+    is_in_front = """note => {
+        const box = note.getBoundingClientRect();
+        return note.contains(document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2));
+    }"""
+    assert note.evaluate(is_in_front)
+    page.keyboard.press("Escape")
+    expect(page.locator("body > #live-note")).to_have_count(1)
+    # The page comes back.
+    expect(page.locator("body > #live-note")).to_be_hidden()
+
+
 def test_the_page_comes_back_by_itself_and_the_browser_stays_signed_in(
     system: SubprocessSystem, visitor: Visitor
 ) -> None:

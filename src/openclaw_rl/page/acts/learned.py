@@ -16,8 +16,7 @@ from openclaw_rl.page.view import (
     PageAct,
     ViewRequest,
 )
-from openclaw_rl.page.views.learned import scope_words
-from openclaw_rl.status.lessons_report import is_in_prompts
+from openclaw_rl.status.lessons_report import is_in_prompts, scope_words
 from openclaw_rl.store.lessons import cards, lessons, removal
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 
@@ -145,7 +144,8 @@ def plan_forget(request: ViewRequest) -> ActPlan:
     for freed, in_force in removal.freed_lessons(request.conn, lesson.id):
         if freed.id == in_force:
             text = cut_text(freed.text, _TITLE_CHARS)
-            details.append(f"In force again, {scope_words(freed)}: “{text}”")
+            scope = scope_words(freed.scope_kind, freed.scope_value)
+            details.append(f"In force again, {scope}: “{text}”")
     if card is not None and card.practice:
         details.append("Its replies of practice that no version has learned from are dropped.")
     if lesson.learned_version is None:

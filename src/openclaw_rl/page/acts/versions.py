@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from openclaw_rl.owner_acts import versions as acts
 from openclaw_rl.page.view import (
@@ -26,6 +26,7 @@ from openclaw_rl.train.rollback import (
 )
 from openclaw_rl.types import Policy
 
+_Plan = RollbackPlan | PromotionPlan
 _SHOWN_VERSIONS = 12
 _REASON_CHARS = 300
 _LEARN_AGAIN = ActInput(
@@ -154,19 +155,8 @@ def apply_roll_back(request: ActRequest) -> ActResult:
     with request.store.read() as conn:
         name = require_name(conn, request.text("policy"))
         plan = plan_rollback(conn, version, name=name)
-    _require_agreed(request, plan)
-    check_policy_files(request.store, plan.name, plan.to)
-    learn_again = bool(request.text("learn_again"))
-    removed = acts.roll_back(
-        request.store,
-        plan,
-        learn_again=learn_again,
-        reason=_reason_of(request, "rolled back by hand"),
-        origin=request.origin,
-    )
-    return ActResult(
-        message=f"Version {plan.to} is in use again. {_fate_of_turns(removed, learn_again)}"
-    )
+    fate = _move_head(request, plan, acts.roll_back, "rolled back by hand")
+    return ActResult(message=f"Version {plan.to} is in use again. {fate}")
 
 
 def plan_promote(request: ViewRequest) -> ActPlan:
@@ -201,32 +191,33 @@ def apply_promote(request: ActRequest) -> ActResult:
     version = _version_of(request)
     with request.store.read() as conn:
         plan = plan_promotion(conn, version)
-    _require_agreed(request, plan)
-    check_policy_files(request.store, plan.name, plan.to)
-    learn_again = bool(request.text("learn_again"))
-    removed = acts.promote_version(
-        request.store,
-        plan,
-        learn_again=learn_again,
-        reason=_reason_of(request, f"version {version} was promoted by hand"),
-        origin=request.origin,
+    fate = _move_head(
+        request, plan, acts.promote_version, f"version {version} was promoted by hand"
     )
-    return ActResult(message=f"Version {plan.to} is in use. {_fate_of_turns(removed, learn_again)}")
+    return ActResult(message=f"Version {plan.to} is in use. {fate}")
 
 
-def _require_agreed(request: ActRequest, plan: RollbackPlan | PromotionPlan) -> None:
-    """Raise `InvalidForm` unless the plan is the one that the person has read."""
+def _move_head(
+    request: ActRequest, plan: _Plan, act: Callable[..., int], default_reason: str
+) -> str:
+    """Carry a plan out, and return what becomes of the turns.
+
+    Raises `InvalidForm` unless the plan is the one that the person has read.
+    """
     if (str(plan.head), str(len(plan.turns))) != (request.text("head"), request.text("turns")):
         raise InvalidForm(
             "what this would do has changed meanwhile. Close this, look again, and repeat."
         )
-
-
-def _reason_of(request: ActRequest, default: str) -> str:
-    return " ".join(request.text("reason").split())[:_REASON_CHARS] or default
-
-
-def _fate_of_turns(removed: int, learn_again: bool) -> str:
+    check_policy_files(request.store, plan.name, plan.to)
+    learn_again = bool(request.text("learn_again"))
+    reason = " ".join(request.text("reason").split())[:_REASON_CHARS]
+    removed = act(
+        request.store,
+        plan,
+        learn_again=learn_again,
+        reason=reason or default_reason,
+        origin=request.origin,
+    )
     if learn_again:
         return "The turns may be trained on again."
     return f"Turns that are not trained on again: {removed}."

@@ -14,15 +14,8 @@ const columns = ["base", "head"].map((name) => ({
 }));
 let conversation = newId();
 
-function newId() {
-  const bytes = crypto.getRandomValues(new Uint8Array(12));
-  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
-}
-
 function addBubble(column, kind, text) {
-  const bubble = document.createElement("div");
-  bubble.className = `bubble ${kind} text`;
-  bubble.textContent = text;
+  const bubble = makeElement("div", text, `bubble ${kind} text`);
   column.log.append(bubble);
   column.log.scrollTop = column.log.scrollHeight;
   return bubble;
@@ -89,13 +82,6 @@ function endReply(column, bubble, state, messages) {
     document.getElementById("chat-version").textContent = `version ${String(state.version).replace(/^v/, "")}`;
     addActs(column, state);
   }
-}
-
-// Each score is an act of its own; the page asks by its id whether it was carried out.
-function renewAct(acts) {
-  const act = newId();
-  acts.elements.act_id.value = act;
-  acts.dataset.act = act;
 }
 
 function markChoice(acts, choice) {

@@ -32,12 +32,22 @@ function localise(root) {
 
 setInterval(() => localise(document), 30000);
 
+// The server reads days and typed times in this zone.
+const { timeZone } = exactTime.resolvedOptions();
+document.cookie = `openclaw_zone=${timeZone}; path=/ui; samesite=strict; max-age=31536000`;
+
 // ---------------------------------------------------------------- dialogs
 
 function openDialog() {
   if (!dialog.open) {
     dialog.showModal();
+    placeNote();
   }
+}
+
+// Nothing beside an open dialog can be seen or read.
+function placeNote() {
+  (dialog.open ? dialog : document.body).append(note);
 }
 
 document.body.addEventListener("click", (event) => {
@@ -47,6 +57,7 @@ document.body.addEventListener("click", (event) => {
 });
 
 dialog.addEventListener("close", () => {
+  placeNote();
   dialogContent.replaceChildren();
   if (dialog.dataset.changed) {
     delete dialog.dataset.changed;
@@ -56,31 +67,28 @@ dialog.addEventListener("close", () => {
 
 // The answer to an act may be lost with the gateway: the page then asks whether the act was carried out.
 function askForAct(act) {
-  const heading = document.createElement("h2");
-  heading.textContent = "The connection ended before the answer came";
-  const text = document.createElement("p");
-  text.textContent = "Whether this was done is recorded.";
-  const button = document.createElement("button");
-  button.textContent = "Look";
+  const button = makeElement("button", "Look");
   button.addEventListener("click", () => {
     htmx.ajax("GET", `/ui/acts/state/${act}`, { target: "#dialog-content", swap: "innerHTML" });
   });
-  dialogContent.replaceChildren(heading, text, button);
+  const heading = makeElement("h2", "The connection ended before the answer came");
+  dialogContent.replaceChildren(heading, makeElement("p", "Whether this was done is recorded."), button);
   openDialog();
 }
 
-// Puts a heading and a text into the dialog. Answers are never inserted as markup: the gateway may have written them.
 function showProblem(text) {
-  const heading = document.createElement("h2");
-  heading.textContent = "This did not work";
-  const problem = document.createElement("p");
-  problem.className = "error";
-  problem.textContent = text;
-  const button = document.createElement("button");
-  button.textContent = "Close";
+  const button = makeElement("button", "Close");
   button.dataset.close = "";
-  dialogContent.replaceChildren(heading, problem, button);
+  dialogContent.replaceChildren(makeElement("h2", "This did not work"), makeElement("p", text, "error"), button);
   openDialog();
+}
+
+// Answers are never inserted as markup: the gateway may have written them.
+function makeElement(tag, text, className = "") {
+  const element = document.createElement(tag);
+  element.textContent = text;
+  element.className = className;
+  return element;
 }
 
 // The sentence of an error dialog of the page; "" for any other answer.
@@ -141,10 +149,10 @@ function refuse(form, text) {
     showProblem(text);
     return;
   }
-  const alert = document.createElement("p");
-  alert.className = "error";
+  const alert = makeElement("p", "", "error");
   alert.setAttribute("role", "alert");
   form.prepend(alert);
+  // A screen reader says what is written after the element is there.
   alert.textContent = text;
 }
 
@@ -344,35 +352,80 @@ document.body.addEventListener("htmx:beforeSwap", (event) => {
 
 document.body.addEventListener("act-done", (event) => {
   const form = event.target;
+  if (form.getAttribute("hx-post") === "/ui/acts/retract-score") {
+    doneNote?.replaceChildren();
+    returnItem(form.elements.turn.value);
+  }
   if (!form.matches("[data-quick]")) {
     return;
   }
   const item = form.closest("[data-keys] > li");
-  const place = document.querySelector("[data-done-note]");
-  if (place) {
-    showDone(place, form);
-  }
+  showDone(form);
   if (item) {
     const next = item.nextElementSibling || item.previousElementSibling;
-    item.remove();
+    removeItem(item);
     next?.focus({ preventScroll: false });
-    const allClear = document.getElementById("all-clear");
-    if (!next && allClear) {
-      allClear.hidden = false;
-    }
   }
 });
 
-function showDone(place, form) {
+// An item that was answered leaves the list, and comes back to its place if its score is taken back.
+let answered = null;
+
+function removeItem(item) {
+  answered = { item, list: item.parentElement, after: item.nextElementSibling };
+  item.remove();
+  showAllClear(answered.list);
+}
+
+function returnItem(turn) {
+  if (answered?.item.dataset.turn !== turn) {
+    return;
+  }
+  const { item, list, after } = answered;
+  item.querySelectorAll("form").forEach(renewAct);
+  list.insertBefore(item, after?.isConnected ? after : null);
+  showAllClear(list);
+}
+
+function showAllClear(list) {
+  document.getElementById("all-clear").hidden = list.childElementCount > 0;
+}
+
+function newId() {
+  const bytes = crypto.getRandomValues(new Uint8Array(12));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+// Each score is an act of its own; the page asks by its id whether it was carried out.
+function renewAct(form) {
+  const act = newId();
+  form.elements.act_id.value = act;
+  form.dataset.act = act;
+}
+
+const doneNote = document.querySelector("[data-done-note]");
+const doneMilliseconds = 30000;
+let doneTimer = null;
+
+function showDone(form) {
   const score = { good: "good", bad: "not good", neither: "neither", meant: "what you meant" };
-  const button = document.createElement("button");
-  button.className = "quiet";
-  button.textContent = "Take that back";
+  const button = makeElement("button", "Take that back", "quiet");
   const turn = encodeURIComponent(form.elements.turn.value);
   button.setAttribute("hx-get", `/ui/acts/retract-score?turn=${turn}`);
   button.setAttribute("hx-target", "#dialog-content");
-  place.replaceChildren(`Noted: ${score[form.dataset.sent] ?? "your opinion"}. `, button);
+  doneNote.replaceChildren(`Noted: ${score[form.dataset.sent] ?? "your opinion"}. `, button);
   htmx.process(button);
+  clearTimeout(doneTimer);
+  doneTimer = setTimeout(endDone, doneMilliseconds);
+}
+
+// The note stays while the reader is at it, or at the dialog that its button has opened.
+function endDone() {
+  if (dialog.open || doneNote.matches(":hover, :focus-within")) {
+    doneTimer = setTimeout(endDone, doneMilliseconds);
+  } else {
+    doneNote.replaceChildren();
+  }
 }
 
 document.body.addEventListener("submit", (event) => {
@@ -411,7 +464,3 @@ document.addEventListener("keydown", (event) => {
     button.click();
   }
 });
-
-for (const input of document.querySelectorAll("[data-utc-offset]")) {
-  input.value = new Date().getTimezoneOffset();
-}

@@ -6,12 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Connection
-
 from openclaw_rl.common.printable import cut_text
 from openclaw_rl.page.view import ViewRequest
-from openclaw_rl.status.conversations.turn_words import asked_words
-from openclaw_rl.store import exchanges
+from openclaw_rl.status.conversations.turn_words import questions_of_turns
 from openclaw_rl.store.acts import Act, ActKind, newest_acts
 from openclaw_rl.store.lessons.cards import lesson_texts
 
@@ -44,7 +41,7 @@ def collect_acts(request: ViewRequest) -> Mapping[str, Any]:
     listed = list(newest_acts(request.conn, ACTS_A_PAGE + 1, before=before))
     shown = listed[:ACTS_A_PAGE]
     lessons = lesson_texts(request.conn, _targets(shown, _LESSON_ACTS))
-    questions = _questions(request.conn, _targets(shown, _TURN_ACTS))
+    questions = questions_of_turns(request.conn, _targets(shown, _TURN_ACTS))
     rows = []
     for act in shown:
         rows.append(
@@ -63,12 +60,6 @@ def collect_acts(request: ViewRequest) -> Mapping[str, Any]:
 
 def _targets(shown: Sequence[Act], kinds: frozenset[ActKind]) -> list[str]:
     return list(dict.fromkeys(act.target for act in shown if act.kind in kinds))
-
-
-def _questions(conn: Connection, turns: Sequence[str]) -> dict[str, str]:
-    """Return the questions that these turns answer."""
-    readable = exchanges.get_readable(conn, turns)
-    return {turn: asked_words(exchange.request) for turn, exchange in readable.items()}
 
 
 def _target_words(act: Act, lessons: Mapping[str, str], questions: Mapping[str, str]) -> str:

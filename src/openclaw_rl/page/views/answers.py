@@ -13,7 +13,7 @@ from openclaw_rl.page.version_replies import (
 )
 from openclaw_rl.page.view import NotFound, View, ViewRequest
 from openclaw_rl.page.word_diff import TextRun, compare_words
-from openclaw_rl.status.conversations.prompt_text import asked_text
+from openclaw_rl.status.conversations.turn_words import asked_words
 from openclaw_rl.store import exchanges
 
 PROMPTS = 3
@@ -39,7 +39,7 @@ def collect_answers(request: ViewRequest) -> Mapping[str, Any]:
     texts = [_text_of(answer, request) for answer in (base, later)]
     return {
         "turn": turn,
-        "asked": asked_text(exchange.request),
+        "asked": asked_words(exchange.request),
         "lessons_in_prompt": len(exchange.request.lessons),
         "is_pending": any(
             answer.state is AnswerState.PENDING for answer in (base, later) if answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -58,6 +58,7 @@ def collect_conversations(request: ViewRequest) -> Mapping[str, Any]:
     return {
         "rows": [_row_data(summary, titles[summary.first_turn]) for summary in summaries],
         "chosen": chosen,
+        "zone": request.zone,
         "is_filtered": any(chosen.values()),
         "is_first": before is None,
         "query": _query(chosen, before),
@@ -74,12 +75,12 @@ def collect_conversations(request: ViewRequest) -> Mapping[str, Any]:
 
 def _read_filter(request: ViewRequest) -> ConversationFilter:
     """Return the filter of the address. Raises `NotFound` for an unknown value."""
-    day = _read_day(request.text("day"))
+    day = _read_day(request)
     return ConversationFilter(
         agent=_read_name(request.text("agent")),
         user=_read_name(request.text("user")),
-        since=None if day is None else day.timestamp(),
-        until=None if day is None else (day + timedelta(days=1)).timestamp(),
+        since=None if day is None else day[0],
+        until=None if day is None else day[1],
         verdict=_read_choice(request, "verdict", VerdictFilter),
         code=_read_choice(request, "why", ReasonCode),
         is_match=make_search(request.text("q")[:MAX_SEARCH_CHARS]),
@@ -92,14 +93,16 @@ def _read_name(value: str) -> str | None:
     return "" if value == _NO_NAME else value
 
 
-def _read_day(value: str) -> datetime | None:
+def _read_day(request: ViewRequest) -> tuple[float, float] | None:
+    """Return the first and the last moment of a day of the browser's calendar."""
+    value = request.text("day")
     if not value:
         return None
     try:
-        day = datetime.strptime(value, "%Y-%m-%d").replace(tzinfo=UTC)
-        # The end of the last day of the calendar is no time.
-        _ = day + timedelta(days=1)
-        return day
+        begin = datetime.strptime(value, "%Y-%m-%d").replace(tzinfo=request.zone)
+        # The last day of the calendar has no end.
+        end = begin + timedelta(days=1)
+        return begin.timestamp(), end.timestamp()
     except (ValueError, OverflowError):
         raise NotFound(f"{value[:40]!r} is not a day: expected YYYY-MM-DD") from None
 

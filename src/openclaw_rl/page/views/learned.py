@@ -5,28 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from itertools import groupby
 from typing import Any
 from urllib.parse import urlencode
 
 from openclaw_rl.page.view import NotFound, View, ViewRequest
 from openclaw_rl.page.views import answers
-from openclaw_rl.status.lessons_report import is_in_prompts
+from openclaw_rl.status.conversations.turn_words import questions_of_turns
+from openclaw_rl.status.lessons_report import is_in_prompts, scope_words
 from openclaw_rl.status.withdrawn_lessons import withdrawal_text
 from openclaw_rl.store import own_prompts
 from openclaw_rl.store.lessons import cards, lessons
 from openclaw_rl.store.lessons.cards import CardPlace, LessonCard
-from openclaw_rl.store.lessons.lessons import Lesson, LessonState
-from openclaw_rl.store.lessons.scopes import LessonScope, scope_subject
+from openclaw_rl.store.lessons.lessons import LessonState
 from openclaw_rl.store.lineage.policy_names import head_version, read_heads
 
 CARDS_A_PAGE = 20
 QUOTES_A_PAGE = 20
 _PRACTICE_SHOWN = 10
+_SUPERSEDED_SHOWN = 30
 _IN_FORCE = (LessonState.ACTIVE, LessonState.LEARNED, LessonState.WITHDRAWN)
 FILTERS: Mapping[str, tuple[str, Sequence[LessonState]]] = {
-    "": ("Everything in force", _IN_FORCE),
+    "": ("In force", _IN_FORCE),
     "active": ("Not yet in the weights", (LessonState.ACTIVE,)),
     "learned": ("In the weights", (LessonState.LEARNED,)),
     "withdrawn": ("Withdrawn", (LessonState.WITHDRAWN,)),
@@ -60,8 +60,7 @@ def collect_cards(request: ViewRequest) -> Mapping[str, Any]:
         limit=CARDS_A_PAGE + 1,
     )
     shown = rows[:CARDS_A_PAGE]
-    today = _start_of_day(request.now)
-    counts = cards.count_since(request.conn, today)
+    counts = cards.count_since(request.conn, request.today)
     return {
         "days": _group_by_day(shown, request),
         "said_today": counts.said,
@@ -87,12 +86,15 @@ def collect_lesson(request: ViewRequest) -> Mapping[str, Any]:
         request.conn, id_, before=request.integer("before"), limit=QUOTES_A_PAGE + 1
     )
     lesson = card.lesson
+    practised = cards.newest_practice(request.conn, id_, _PRACTICE_SHOWN)
     return {
         **_card_data(card, request),
         "quotes": quotes[:QUOTES_A_PAGE],
         "next": quotes[QUOTES_A_PAGE - 1].row if len(quotes) > QUOTES_A_PAGE else None,
-        "practised": cards.newest_practice(request.conn, id_, _PRACTICE_SHOWN),
-        "freed": lessons.superseded_lessons(request.conn, id_),
+        "practised": practised,
+        "questions": questions_of_turns(request.conn, [source for source, _ in practised]),
+        "superseded": cards.superseded_cards(request.conn, id_, _SUPERSEDED_SHOWN),
+        "scope_words": scope_words,
         "head": head_version(read_heads(request.conn), lesson.policy),
         "curve": {
             "label": "version",
@@ -139,20 +141,6 @@ def lesson_tags(card: LessonCard, mode: str) -> list[LessonTag]:
     return tags
 
 
-def scope_words(lesson: Lesson) -> str:
-    """Return the prompts that a lesson is for."""
-    if lesson.scope_kind is LessonScope.QUESTION:
-        return "for one question"
-    if lesson.scope_kind is LessonScope.SESSION:
-        return "for one conversation"
-    agent, user = lesson.owner
-    whom = f"for what {user} asks" if user else "for everything that is asked"
-    if agent:
-        whom += f" agent {agent}"
-    subject = scope_subject(lesson.scope_kind, lesson.scope_value)
-    return f"{whom} about {subject}" if subject else whom
-
-
 def _drawable(card: LessonCard) -> LessonCard:
     """Return a card whose curve has only finite values."""
     return replace(card, curve=tuple(point for point in card.curve if math.isfinite(point[1])))
@@ -167,7 +155,7 @@ def _card_data(stored: LessonCard, request: ViewRequest) -> dict[str, Any]:
         "card": card,
         "lesson": lesson,
         "tags": lesson_tags(card, request.config.serve.lessons),
-        "scope": scope_words(lesson),
+        "scope": scope_words(lesson.scope_kind, lesson.scope_value),
         "withdrawal": withdrawal_text(withdrawal) if is_withdrawn else "",
         "spark": _spark_points(card.curve),
     }
@@ -190,8 +178,8 @@ def _spark_points(curve: Sequence[tuple[int, float]]) -> str:
 
 def _group_by_day(shown: Iterable[LessonCard], request: ViewRequest) -> list[dict[str, Any]]:
     """Return the cards below "Today", "Yesterday" and "Earlier"."""
-    today = _start_of_day(request.now)
-    yesterday = _start_of_day(today - 1)
+    today = request.today
+    yesterday = request.yesterday
 
     def day_of(card: LessonCard) -> str:
         if card.place.said_at >= today:
@@ -202,12 +190,6 @@ def _group_by_day(shown: Iterable[LessonCard], request: ViewRequest) -> list[dic
         {"title": day, "cards": [_card_data(card, request) for card in group]}
         for day, group in groupby(shown, key=day_of)
     ]
-
-
-def _start_of_day(now: float) -> float:
-    """Return when the day began, in the time zone of this machine."""
-    midnight = datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0)
-    return midnight.timestamp()
 
 
 def _read_place(request: ViewRequest) -> CardPlace | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection
@@ -13,6 +12,7 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.page.acts.take_back import UndoSelection, read_selection
 from openclaw_rl.page.view import NotFound, View, ViewRequest
 from openclaw_rl.status.conversations.turn_words import asked_words, reaction_words
+from openclaw_rl.status.lessons_report import scope_words
 from openclaw_rl.status.readable_turns import readable_reactions
 from openclaw_rl.status.undo_report import (
     blocked_text,
@@ -31,13 +31,13 @@ from openclaw_rl.store.acts import (
     newest_acts,
 )
 from openclaw_rl.store.lessons import cards
-from openclaw_rl.store.lessons.cards import LessonCard
 from openclaw_rl.store.lessons.lessons import LessonState
 from openclaw_rl.store.lineage import policies, policy_names
 from openclaw_rl.train.undo import UndoPlan, plan_undos
 
 SHOWN_TURNS = 30
 _SHOWN_LESSONS = 100
+_OFFERED_LESSONS = 10
 _SHOWN_RECEIPTS = 10
 _LATER_ACTS = 50
 _HOUR = 3600.0
@@ -55,6 +55,7 @@ def collect_take_back(request: ViewRequest) -> Mapping[str, Any]:
         "hidden_lessons": 0,
         "plans": [],
         "selected": 0,
+        "scope_words": scope_words,
     }
     if selection.is_empty:
         return {**data, **_choices(request)}
@@ -76,13 +77,12 @@ def collect_take_back(request: ViewRequest) -> Mapping[str, Any]:
 
 
 def _read_form(request: ViewRequest) -> UndoSelection:
-    """Return the selection; a time of the form is one of the browser's clock, `offset` minutes behind UTC."""
+    """Return the selection; a time of the form is one of the browser's clock."""
     day = request.text("when")
     if not day:
         return read_selection(request)
-    offset = request.integer("offset", 0) or 0
     try:
-        moment = datetime.fromisoformat(day).replace(tzinfo=UTC) + timedelta(minutes=offset)
+        moment = datetime.fromisoformat(day).replace(tzinfo=request.zone)
         return UndoSelection(since=moment.timestamp())
     except (ValueError, OverflowError):
         raise NotFound(f"{day[:40]!r} is no time: expected one such as 2026-03-01T12:00") from None
@@ -90,12 +90,12 @@ def _read_form(request: ViewRequest) -> UndoSelection:
 
 def _choices(request: ViewRequest) -> Mapping[str, Any]:
     """Return what can be chosen, and what was taken back before."""
-    known = cards.newest_cards(request.conn, states=tuple(LessonState), limit=_SHOWN_LESSONS)
-    quotes = _quotes_of_equal_ones(known)
     state = retraining_state(request.conn, request.now)
     return {
         "periods": [(request.now - hours * _HOUR, title) for hours, title in _PERIODS],
-        "known_lessons": [(card.lesson, quotes.get(card.lesson.id, "")) for card in known],
+        "known_lessons": cards.newest_cards(
+            request.conn, states=tuple(LessonState), limit=_OFFERED_LESSONS
+        ),
         "receipts": list(newest_acts(request.conn, _SHOWN_RECEIPTS, ActKind.UNDO)),
         "left": state.left,
     }
@@ -120,31 +120,11 @@ def _turn_rows(conn: Connection, ids: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _lessons_of(conn: Connection, selected: Sequence[str]) -> dict[str, Any]:
-    """Return the lessons with these turns as evidence, and whether it is all their evidence."""
+    """Return the lessons with these turns as evidence, each with whether it is all its evidence."""
     shown = cards.cards_of_turns(conn, selected, _SHOWN_LESSONS)
     evidence = cards.count_evidence(conn, selected)
-    quotes = _quotes_of_equal_ones(shown)
-    rows = []
-    for card in shown:
-        rows.append(
-            {
-                "id": card.lesson.id,
-                "text": card.lesson.text,
-                "quote": quotes.get(card.lesson.id, ""),
-                "is_lost": card.turns <= evidence.get(card.lesson.id, 0),
-            }
-        )
+    rows = [(card, card.turns <= evidence.get(card.lesson.id, 0)) for card in shown]
     return {"lessons": rows, "hidden_lessons": len(evidence) - len(shown)}
-
-
-def _quotes_of_equal_ones(shown: Sequence[LessonCard]) -> dict[str, str]:
-    """Return the person's words on each lesson whose text another one has as well, by lesson."""
-    texts = Counter(card.lesson.text for card in shown)
-    quotes = {}
-    for card in shown:
-        if texts[card.lesson.text] > 1 and card.quote is not None:
-            quotes[card.lesson.id] = card.quote.words
-    return quotes
 
 
 def _plan_data(plan: UndoPlan, selected: Sequence[str]) -> dict[str, Any]:

@@ -6,23 +6,15 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
+from openclaw_rl.page.cached import current_diagnoses
 from openclaw_rl.page.view import View, ViewRequest
 from openclaw_rl.settings.load import SECRETS, Config, known_keys
 from openclaw_rl.settings.sources_file import read_sources
-from openclaw_rl.status.diagnose import find_diagnoses
 from openclaw_rl.status.diagnosis_report import format_setting
-
-# Seconds for which a diagnosis is shown again: it reads the logs.
-_MAX_AGE = 5.0
 
 
 def collect_troubles(request: ViewRequest) -> Mapping[str, Any]:
     """Return the diagnoses with evidence and cure, and the settings that are not the default."""
-    cached = request.cache.get("troubles")
-    if cached is None or request.now - cached[0] > _MAX_AGE:
-        diagnoses = find_diagnoses(request.config, request.conn, request.now)
-        cached = (request.now, diagnoses)
-        request.cache["troubles"] = cached
     return {
         "troubles": [
             {
@@ -34,7 +26,7 @@ def collect_troubles(request: ViewRequest) -> Mapping[str, Any]:
                     for key, value in diagnosis.settings.items()
                 ],
             }
-            for diagnosis in cached[1]
+            for diagnosis in current_diagnoses(request)
         ],
         "settings": changed_settings(request.config),
     }

@@ -14,7 +14,7 @@ from openclaw_rl.page.view import NotFound, View, ViewRequest
 from openclaw_rl.page.views import act_list, answers
 from openclaw_rl.page.word_diff import compare_words
 from openclaw_rl.reasons import ReasonCode
-from openclaw_rl.status.conversations.prompt_text import asked_text
+from openclaw_rl.status.conversations.turn_words import questions_of_turns
 from openclaw_rl.status.report import GATE_FIGURES
 from openclaw_rl.status.version_words import (
     PolicyLine,
@@ -22,7 +22,7 @@ from openclaw_rl.status.version_words import (
     version_place,
     version_sentence,
 )
-from openclaw_rl.store import exchanges, own_prompts
+from openclaw_rl.store import own_prompts
 from openclaw_rl.store.acts import ActKind, details_of_act, newest_acts
 from openclaw_rl.store.lineage import policies, policy_marks, probe_answers, version_list
 from openclaw_rl.store.lineage.policy_names import (
@@ -207,13 +207,15 @@ def _is_servable(policy: Policy) -> bool:
 def _turn_rows(conn: Connection, batch: Sequence[BatchTurn]) -> list[dict[str, Any]]:
     """Return what was asked in the turns of a batch; of practice, in the turn whose prompt was asked again."""
     sources = [item.source or item.turn for item in batch]
-    readable = exchanges.get_readable(conn, list(dict.fromkeys(sources)))
-    rows = []
-    for item, source in zip(batch, sources, strict=True):
-        exchange = readable.get(source)
-        asked = "" if exchange is None else cut_text(asked_text(exchange.request), _ASKED_CHARS)
-        rows.append({"turn": item.turn, "is_practice": item.source is not None, "asked": asked})
-    return rows
+    questions = questions_of_turns(conn, sources)
+    return [
+        {
+            "turn": item.turn,
+            "is_practice": item.source is not None,
+            "asked": cut_text(questions.get(source, ""), _ASKED_CHARS),
+        }
+        for item, source in zip(batch, sources, strict=True)
+    ]
 
 
 def _named(

@@ -65,21 +65,19 @@ def newest_cards(
     limit: int,
 ) -> list[LessonCard]:
     """Return the lessons in these states, those said last first. `search`: only with this in text or quotes."""
-    query = select(t.lessons, _said_at.label("said_at"), _lesson_row.label("row"))
-    query = query.where(t.lessons.c.state.in_([state.value for state in states]))
+    query = _places_query().where(t.lessons.c.state.in_([state.value for state in states]))
     if search:
         query = query.where(_has_text(search))
     if before is not None:
         query = query.where(tuple_(_said_at, _lesson_row) < tuple_(before.said_at, before.row))
-    return _cards(conn, query.order_by(_said_at.desc(), _lesson_row.desc()).limit(limit))
+    return _cards(conn, _last_said_first(query, limit))
 
 
 def cards_of_turns(conn: Connection, turns: Collection[str], limit: int) -> list[LessonCard]:
     """Return the lessons that have one of these turns as evidence, those said last first."""
     evidence = select(t.lesson_turns.c.lesson).where(t.lesson_turns.c.turn.in_(turns))
-    query = select(t.lessons, _said_at.label("said_at"), _lesson_row.label("row"))
-    query = query.where(t.lessons.c.id.in_(evidence))
-    return _cards(conn, query.order_by(_said_at.desc(), _lesson_row.desc()).limit(limit))
+    query = _places_query().where(t.lessons.c.id.in_(evidence))
+    return _cards(conn, _last_said_first(query, limit))
 
 
 def count_evidence(conn: Connection, turns: Collection[str]) -> dict[str, int]:
@@ -91,8 +89,13 @@ def count_evidence(conn: Connection, turns: Collection[str]) -> dict[str, int]:
 
 def find_card(conn: Connection, id: str) -> LessonCard | None:
     """Return one lesson; None if there is no such lesson."""
-    query = select(t.lessons, _said_at.label("said_at"), _lesson_row.label("row"))
-    return next(iter(_cards(conn, query.where(t.lessons.c.id == id))), None)
+    return next(iter(_cards(conn, _places_query().where(t.lessons.c.id == id))), None)
+
+
+def superseded_cards(conn: Connection, id: str, limit: int) -> list[LessonCard]:
+    """Return the lessons that this one superseded, those said last first."""
+    query = _places_query().where(t.lessons.c.superseded_by == id)
+    return _cards(conn, _last_said_first(query, limit))
 
 
 def lesson_texts(conn: Connection, ids: Collection[str]) -> dict[str, str]:
@@ -151,6 +154,14 @@ def _has_text(search: str) -> ColumnElement[bool]:
         link.lesson == t.lessons.c.id, func.instr(func.lower(link.words), wanted) > 0
     )
     return or_(func.instr(func.lower(t.lessons.c.text), wanted) > 0, quoted.exists())
+
+
+def _places_query() -> Select[Any]:
+    return select(t.lessons, _said_at.label("said_at"), _lesson_row.label("row"))
+
+
+def _last_said_first(query: Select[Any], limit: int) -> Select[Any]:
+    return query.order_by(_said_at.desc(), _lesson_row.desc()).limit(limit)
 
 
 def _cards(conn: Connection, query: Select[Any]) -> list[LessonCard]:

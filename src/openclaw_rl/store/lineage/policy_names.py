@@ -349,6 +349,11 @@ def _with_default(heads: dict[str, int]) -> dict[str, int]:
     return heads
 
 
+def heads_in_use(conn: Connection) -> dict[str, int]:
+    """Return the version that each policy answers with, by name."""
+    return {name: version for name, version in read_heads(conn).items() if name != SHARED_NAME}
+
+
 _CHANGES = "policy changes"
 _count_change = (
     upsert(t.cursors)
@@ -378,7 +383,7 @@ def require_name(conn: Connection, name: str) -> str:
 
     Raises `OpenClawError` if there is no such policy.
     """
-    known = [known for known in read_heads(conn) if known != SHARED_NAME]
+    known = list(heads_in_use(conn))
     found = find_name(known, name)
     if found is not None:
         return found

@@ -68,6 +68,9 @@ def uses_in_lineage(
     conn: Connection, version: int, turn_ids: Collection[str]
 ) -> list[tuple[int, str]]:
     """Return (version, turn) of the uses of these turns by `version` and its ancestors."""
+    if not turn_ids:
+        # SQLite would read all uses.
+        return []
     if len(turn_ids) > _MAX_SOUGHT:
         sought = frozenset(turn_ids)
         return [use for use in uses_of_lineage(conn, version) if use[1] in sought]
@@ -90,7 +93,10 @@ def uses_of_versions(conn: Connection, versions: Collection[int]) -> list[tuple[
 
 def turns_used_before(conn: Connection, versions: Collection[int], ancestor: int) -> set[str]:
     """Return the turns of these versions that `ancestor` or one of its ancestors had used already."""
-    return used_by_lineage(conn, ancestor, {turn for _, turn in uses_of_versions(conn, versions)})
+    uses = t.uses.c
+    # The first use of a turn has the number 1.
+    again = select(uses.turn).where(uses.policy.in_(list(versions)), uses.number > 1)
+    return used_by_lineage(conn, ancestor, set(conn.execute(again).scalars()))
 
 
 def turns_of_lineage(conn: Connection, version: int) -> list[TrainedTurn]:
