@@ -71,7 +71,7 @@ MAX_SETTLING_SECONDS = 86400.0
 """Seconds after an automatic rollback from which a step is taken without them."""
 LONG_SHARE = 0.2
 """Share of `gate.error` for the comparison with the best earlier window."""
-LOOKED_AT_ONCE = 32
+LOOKED_AT_ONCE = 8
 """Policies that are looked at in one iteration: after a start there may be a thousand, and a full batch waits."""
 MAX_SCORES = WINDOW + LONG_WINDOW * EARLIER_WINDOWS + LONG_WINDOW // 2
 

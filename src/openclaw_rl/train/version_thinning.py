@@ -155,7 +155,8 @@ class VersionThinner:
         `looked_at`: versions whose files may have been recorded since.
         """
         with self._store.read() as conn:
-            concerned = policies.get_files(conn, {*looked_at, *self._removal_times})
+            versions = {*looked_at, *self._removal_times}
+            concerned = policies.get_files(conn, versions, with_removed=True)
         for policy in concerned:
             if policies.is_removed(policy):
                 self._remove_version(policy)

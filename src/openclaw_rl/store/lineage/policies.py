@@ -60,6 +60,8 @@ _files: Select[Any] = (
     .where(t.policies.c.version.in_(bindparam("versions", expanding=True)))
     .order_by(t.policies.c.version)
 )
+# As `mark_removed` writes it.
+_has_removed_file = func.instr(t.policies.c.files, b":null") > 0
 _insert_policy = insert(t.policies)
 _insert_use = insert(t.uses)
 _count_use = (
@@ -172,13 +174,19 @@ def get_many(conn: Connection, versions: Collection[int]) -> list[Policy]:
     return found
 
 
-def get_files(conn: Connection, versions: Collection[int]) -> list[Policy]:
-    """Return as `get_many`, but without metrics and memory, which take longest to read."""
+def get_files(
+    conn: Connection, versions: Collection[int], *, with_removed: bool = False
+) -> list[Policy]:
+    """Return as `get_many`, but without metrics and memory, which take longest to read.
+
+    `with_removed`: only those of which some file was removed.
+    """
     numbers = sorted(versions)
+    query = _files.where(_has_removed_file) if with_removed else _files
     found = []
     for start in range(0, len(numbers), t.VARIABLES_AT_ONCE):
         values = {"versions": numbers[start : start + t.VARIABLES_AT_ONCE]}
-        found += [_read_policy(conn, row) for row in conn.execute(_files, values)]
+        found += [_read_policy(conn, row) for row in conn.execute(query, values)]
     return found
 
 
