@@ -163,7 +163,7 @@ def test_an_act_that_takes_long_is_shown_as_being_carried_out(visitor: Visitor) 
     held: list[Route] = []
     visitor.open("/ui/versions")
     dialog = open_dialog(page, "Freeze training")
-    page.route("**/ui/acts/freeze-training", held.append, times=1)
+    page.route("**/ui/acts/freeze-training", lambda route: held.append(route), times=1)
     button = dialog.get_by_role("button", name="Freeze training")
     button.click()
     expect(button).to_be_disabled()
