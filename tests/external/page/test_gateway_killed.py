@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Page, Request, Route, expect
-from tests.external.page.conftest import Visitor
+from tests.external.page.conftest import OpenVisitor, Visitor
 from tests.external.page.walk import open_dialog
 
 from openclaw_rl.store import heartbeats
@@ -170,6 +170,15 @@ def test_a_lost_connection_is_said_in_front_of_an_open_dialog(
     expect(page.locator("body > #live-note")).to_have_count(1)
     # The page comes back.
     expect(page.locator("body > #live-note")).to_be_hidden()
+
+
+def test_a_link_that_is_opened_while_the_page_starts_signs_in_when_it_is_there(
+    system: SubprocessSystem, open_visitor: OpenVisitor
+) -> None:
+    killed = kill_worker(system, "page")
+    visitor = open_visitor()
+    assert visitor.page.get_by_role("heading", name="Now", level=1).is_visible()
+    assert worker_pid(system, "page") != killed
 
 
 def test_the_page_comes_back_by_itself_and_the_browser_stays_signed_in(
