@@ -19,7 +19,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidentState:
-    """What the files of a policy have: trained weights, state of the optimizer, moving average of the teacher."""
+    """The content of the files of a policy: trained weights, state of the optimizer, moving average of the teacher."""
 
     weights: Tensors
     optimizer: Tensors

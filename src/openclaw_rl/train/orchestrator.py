@@ -42,7 +42,7 @@ _NO_PARTS = LoopParts()
 
 
 class _Answer(NamedTuple):
-    """What a policy with this head, number of turns and oldest turn waits for."""
+    """The note of a policy with this head, number of turns and oldest turn."""
 
     state: tuple[int, int, int]
     note: WorkNote

@@ -15,7 +15,7 @@ a person wants something else, one rollback is made at most, and not one after t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,6 +71,8 @@ MAX_SETTLING_SECONDS = 86400.0
 """Seconds after an automatic rollback from which a step is taken without them."""
 LONG_SHARE = 0.2
 """Share of `gate.error` for the comparison with the best earlier window."""
+LOOKED_AT_ONCE = 32
+"""Policies that are looked at in one iteration: after a start there may be a thousand, and a full batch waits."""
 MAX_SCORES = WINDOW + LONG_WINDOW * EARLIER_WINDOWS + LONG_WINDOW // 2
 
 
@@ -216,6 +218,10 @@ class SatisfactionWatch:
         self._seen_heads: dict[str, int] = {}
         # None before the first look.
         self._mark: WatchMark | None = None
+        # The mark in the store, as far as is known.
+        self._recorded: WatchMark | None = None
+        # Policies to look at, in this order.
+        self._pending: dict[str, None] = {}
         # Policies whose fall could not be taken back.
         self._standing_falls: set[str] = set()
         # Last good version of the fall that was logged last, of each policy.
@@ -239,26 +245,37 @@ class SatisfactionWatch:
             mark = self._mark or self._continue_watch(conn, heads)
             newest = self._make_mark(conn)
             scored = names_with_scores(conn, self._per, after=mark.cursor)
-        seen = self._seen_heads
-        moved = {name for name, head in heads.items() if seen.get(name) != head}
-        for name in sorted(moved | (scored & heads.keys())):
+        self._mark = newest
+        self._remember(heads, scored)
+        for name in list(self._pending)[:LOOKED_AT_ONCE]:
             head = heads[name]
-            if not head or not is_owned(self._per, name):
-                continue
             self._seen_heads[name] = head
             self._standing_falls.discard(name)
             fall = self._find_fall(name, head)
-            if fall is not None and self._roll_back(name, fall, lease, lease_clock):
+            has_moved = fall is not None and self._roll_back(name, fall, lease, lease_clock)
+            # Not before: with a stale lease, it is looked at again.
+            del self._pending[name]
+            if has_moved:
                 return True
             if fall is not None:
                 self._standing_falls.add(name)
-        # After a start, a fall that could not be taken back is looked at again.
-        if newest != mark and not self._standing_falls:
+        # After a start, a fall that could not be taken back is looked at again, and who was not looked at yet.
+        if newest != self._recorded and not self._standing_falls and not self._pending:
             with self._store.write(durable=False) as conn:
                 leases.check(conn, lease, lease_clock())
                 record_watch_mark(conn, newest)
-        self._mark = newest
+            self._recorded = newest
         return False
+
+    def _remember(self, heads: Mapping[str, int], scored: Collection[str]) -> None:
+        """Add the policies to look at: those with new scores, and those whose heads have moved."""
+        for name, head in heads.items():
+            if name not in scored and self._seen_heads.get(name) == head:
+                continue
+            if head and is_owned(self._per, name):
+                self._pending[name] = None
+        for name in [name for name in self._pending if name not in heads]:
+            del self._pending[name]
 
     def _make_mark(self, conn: Connection) -> WatchMark:
         """Return what there is to look at now."""
@@ -272,6 +289,7 @@ class SatisfactionWatch:
         if mark is None or (mark.changes, mark.settings) != (now.changes, now.settings):
             return WatchMark(cursor=ScoreCursor(), changes=0, settings=())
         self._seen_heads = dict(heads)
+        self._recorded = mark
         return mark
 
     def _find_fall(self, name: str, head: int) -> SatisfactionFall | None:

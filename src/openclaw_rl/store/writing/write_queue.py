@@ -79,7 +79,7 @@ class WriteQueue:
         return None
 
     def _is_stuck(self) -> bool:
-        """Return whether the wait that was given up last still goes on: nobody leaves the desk."""
+        """Return whether the wait that was given up last has not ended: nobody leaves the desk."""
         return self._given_up is not None and self._given_up.is_running
 
     def _open_place(self) -> _Place:
