@@ -75,7 +75,7 @@ def counted(client: anthropic.Anthropic, asked: Any) -> int:
 
 
 def reaction(store: Store, turn: str) -> Reaction:
-    until = time.monotonic() + 120
+    until = time.monotonic() + 600
     while time.monotonic() < until:
         with store.read() as conn:
             if (found := turns.current_reaction(conn, turn)) is not None:
