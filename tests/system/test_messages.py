@@ -81,4 +81,4 @@ def reaction(store: Store, turn: str) -> Reaction:
             if (found := turns.current_reaction(conn, turn)) is not None:
                 return found
         time.sleep(0.05)
-    raise AssertionError(f"no reaction to {turn} within 120 s")
+    raise AssertionError(f"no reaction to {turn} within 600 s")
