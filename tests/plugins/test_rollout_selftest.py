@@ -18,7 +18,7 @@ def test_conversations_become_trajectories(tmp_path: Path, monkeypatch: pytest.M
     out = tmp_path / "debug_rollouts"
     monkeypatch.setenv("OPENCLAW_DEBUG", "true")
     monkeypatch.setenv("ROLLOUT_LOG_LEVEL", "DEBUG")
-    told = command("test-rollout", "--num-samples", "3", "--output-dir", str(out), timeout=300)
+    told = command("test-rollout", "--num-samples", "3", "--output-dir", str(out), timeout=600)
     assert told.returncode == 0, told.stderr
     for name in ("supervisor", "gateway", "collect", "data", "test-rollout"):
         line = rf"(?m)^(?: *{name} \| \S+|\S+ {name}) DEBUG "

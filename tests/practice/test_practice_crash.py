@@ -110,7 +110,7 @@ def test_a_trainer_killed_during_practice_leaves_nothing_half_done(
     (turn,) = fill(store, 1)
     add_lesson(store, SHORT, [turn])
     child = start(tmp_path, moment)
-    child.communicate(timeout=240)
+    child.communicate(timeout=600)
     assert child.returncode == -signal.SIGKILL
     with store.read() as conn:
         assert len(practice_turns.pending_turns(conn)) == (0 if "half" in moment else 4)

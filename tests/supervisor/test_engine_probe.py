@@ -22,7 +22,7 @@ from openclaw_rl.supervisor.home_folder import prepare_home
 from openclaw_rl.supervisor.supervisor import Supervisor
 from openclaw_rl.types import Generation, Sampling
 
-WITHIN = 240.0  # seconds, on a busy machine
+WITHIN = 600.0  # seconds, on a busy machine
 
 
 async def wait_for(condition: Callable[[], object]) -> None:

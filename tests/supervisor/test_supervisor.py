@@ -19,7 +19,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.home_folder import prepare_home
 from openclaw_rl.supervisor.supervisor import Supervisor
 
-WITHIN = 240.0  # seconds
+WITHIN = 600.0  # seconds
 
 
 async def wait_for(condition: Callable[[], bool]) -> None:

@@ -25,7 +25,7 @@ from openclaw_rl.supervisor.write_lock import FROZEN_LIMIT, HELD_LIMIT, WriteLoc
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux names the holders of file locks"
 )
-WITHIN = 240.0  # seconds
+WITHIN = 600.0  # seconds
 HOLDER = """
 import signal, sqlite3, sys, time
 conn = sqlite3.connect(sys.argv[1], isolation_level=None)
@@ -108,7 +108,7 @@ def test_a_worker_that_is_frozen_in_a_transaction_is_killed_and_the_others_write
 import os, signal, sqlite3, sys, time
 flag = {str(tmp_path / "flag")!r}
 if not os.path.exists(flag):
-    conn = sqlite3.connect({str(config.store_path)!r}, isolation_level=None, timeout=240)
+    conn = sqlite3.connect({str(config.store_path)!r}, isolation_level=None, timeout=600)
     conn.execute("BEGIN IMMEDIATE")
     open(flag, "w").close()
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -95,7 +95,7 @@ class EnvironmentCommand:
 
     def run(self, *options: str, **more: Any) -> subprocess.CompletedProcess[str]:
         process = self.start(*options, **more)
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=600)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def played(self, run: str) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def test_an_interrupted_run_is_continued(command: EnvironmentCommand) -> None:
     wait_for(lambda: count_played(None) == 2 and len(marked_processes(command.scratch)) == 2)
     done_before = count_played("done")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=240)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "--run interrupted continues the run" in err
     command.assert_nothing_left()
@@ -283,7 +283,7 @@ def test_episodes_of_a_gateway_that_died_are_void(command: EnvironmentCommand) -
     address = running_address(command.home)
     assert address is not None
     os.kill(address.pid, signal.SIGKILL)
-    process.communicate(timeout=240)
+    process.communicate(timeout=600)
     for episode in command.played("gateway").values():
         assert episode.outcome == "void"
         assert episode.reason.startswith("the gateway was restarted during the episode")
@@ -297,7 +297,7 @@ def test_a_runner_whose_gateway_stays_away_leaves_nothing(tmp_path: Path) -> Non
         command.write_tasks({"id": "g", "seconds": 2, "daemon": True})
         process = command.start("--group", "2", "--parallel", "2", "--run", "gone", "--unchecked")
         wait_for(lambda: len(marked_processes(command.scratch)) >= 2)
-    assert process.wait(timeout=300) == 1
+    assert process.wait(timeout=600) == 1
     assert marked_processes(command.scratch) == []
     assert list(command.scratch.glob("openclaw-*")) == []
     assert list((command.home / "environments" / "runners").glob("gone/*.json")), (

@@ -45,11 +45,11 @@ class Owner:
         request = urllib.request.Request(self.url + path, method=method)
         request.add_header("Authorization", f"Bearer {key or self.key}")
         request.data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(request, timeout=240) as answer:
+        with urllib.request.urlopen(request, timeout=600) as answer:
             return json.load(answer)
 
     def repeat(self, method: str, path: str, body: Any = None) -> Any:
-        until = time.monotonic() + 120
+        until = time.monotonic() + 600
         while True:
             try:
                 return self.call(method, path, body)
@@ -142,7 +142,7 @@ def test_killed_workers_cross_lose_and_repeat_nothing(tmp_path: Path) -> None:
             killer.join()
         paths = [f"/v1/episodes?group=g{group}" for group in range(len(played) // SIZE)]
         wait_for(lambda: all(owner.repeat("GET", path)["group"]["completed_at"] for path in paths))
-        system.wait_until_settled(timeout=240)
+        system.wait_until_settled(timeout=600)
         shown = {name: owner.repeat("GET", f"/v1/episodes/{name}") for name, _, _ in played}
     for name, turns, reward in played:
         assert (shown[name]["status"], shown[name]["reward"]) == (

@@ -50,7 +50,7 @@ def ask(system: SubprocessSystem, *messages: dict[str, str]) -> tuple[dict[str, 
     request = urllib.request.Request(
         f"{system.base_url}/v1/chat/completions", json.dumps(body).encode(), headers
     )
-    with urllib.request.urlopen(request, timeout=300) as response:
+    with urllib.request.urlopen(request, timeout=600) as response:
         names = response.headers
         reply = json.load(response)["choices"][0]["message"]
     return reply, names.get("X-OpenClaw-Lessons", ""), names.get("X-OpenClaw-Withdrawn-Lessons", "")

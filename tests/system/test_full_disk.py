@@ -111,7 +111,7 @@ class Prober:
             },
         )
         try:
-            with urllib.request.urlopen(request, timeout=240) as response:
+            with urllib.request.urlopen(request, timeout=600) as response:
                 return response.status, dict(response.headers), response.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, dict(error.headers), error.read().decode()
@@ -119,7 +119,7 @@ class Prober:
 
 def readiness(system: SubprocessSystem) -> dict[str, Any]:
     try:
-        with urllib.request.urlopen(f"{system.base_url}/readyz", timeout=240) as response:
+        with urllib.request.urlopen(f"{system.base_url}/readyz", timeout=600) as response:
             return dict(json.load(response))
     except urllib.error.HTTPError as error:
         return dict(json.load(error))
@@ -167,7 +167,7 @@ def test_a_full_disk_is_a_pause_of_every_stage(tmp_path: Path) -> None:
 def _check_pause(system: SubprocessSystem, store: Store, disk: Path) -> None:
     for number in range(4):
         react(system, number)
-    assert system.wait_until_settled(timeout=240) > 0
+    assert system.wait_until_settled(timeout=600) > 0
     for number in range(4, 8):
         react(system, number)
     pids = {worker: pid_of(store, worker) for worker in WORKERS}

@@ -28,7 +28,7 @@ with SubprocessSystem(scratch_config(Path(sys.argv[1]), settings)) as system:
     reply = post_json(system, "/v1/chat/completions", {"messages": messages})
     messages += [reply["choices"][0]["message"], {"role": "user", "content": "Perfect, thanks!"}]
     post_json(system, "/v1/chat/completions", {"messages": messages})
-    version = system.wait_until_settled(timeout=300)
+    version = system.wait_until_settled(timeout=600)
     last = post_json(system, "/v1/chat/completions", {"messages": messages})
 print(json.dumps([messages[1]["content"], version, last["system_fingerprint"]]))
 """

@@ -48,7 +48,7 @@ def _node(folder: Path, script: str, arguments: list[str]) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -103,7 +103,7 @@ class SmallWrites:
 
 def wait_for_trainer(store: Store, started_at: float) -> None:
     """Wait until the trainer has loaded the model, which it does after the gateway answers."""
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         with store.read() as conn:
             beat = next(
@@ -169,12 +169,12 @@ def test_an_import_hashes_large_weights_once(tmp_path: Path) -> None:
         "--no-score",
     )
     with SmallWrites(config.store_path) as writes:
-        first = run(*command, timeout=300)
+        first = run(*command, timeout=600)
     assert first.returncode == 0, first.stderr
     assert "hashing weights" in first.stderr
     assert writes.record.error is None
     assert writes.record.most_hashed < SMALLER_SIZE
-    second = run(*command, timeout=300)
+    second = run(*command, timeout=600)
     assert second.returncode == 0, second.stderr
     assert "hashing weights" not in second.stderr
     show(str(writes.record))

@@ -75,10 +75,10 @@ def counted(client: anthropic.Anthropic, asked: Any) -> int:
 
 
 def reaction(store: Store, turn: str) -> Reaction:
-    until = time.monotonic() + 120
+    until = time.monotonic() + 600
     while time.monotonic() < until:
         with store.read() as conn:
             if (found := turns.current_reaction(conn, turn)) is not None:
                 return found
         time.sleep(0.05)
-    raise AssertionError(f"no reaction to {turn} within 120 s")
+    raise AssertionError(f"no reaction to {turn} within 600 s")

@@ -21,7 +21,7 @@ from openclaw_rl.types import Exchange, Turn
 pytestmark = pytest.mark.system
 
 WORDS = ["What is the capital of France?", "Thanks, that is what I wanted.", "And of Italy?"]
-WITHIN = 300.0  # seconds
+WITHIN = 600.0  # seconds
 _T = TypeVar("_T")
 
 

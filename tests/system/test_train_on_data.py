@@ -48,7 +48,7 @@ def test_training_ends_when_one_policy_has_taken_its_steps_and_another_waits(
         "gate.kind": "numbers",
     }
     sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    done = run("train", "--home", str(home), *sets, timeout=300)
+    done = run("train", "--home", str(home), *sets, timeout=600)
     assert done.returncode == 0, done.stderr
     assert (
         "training is finished: nothing is left to import, judge or train on"

@@ -109,7 +109,8 @@ class _SafeNamespace(Namespace):
 
 
 _TIMED_FILTER = "_timed"
-RENDER_SECONDS = 3.0
+# A collection of the garbage of a large process takes seconds on a slow machine.
+RENDER_SECONDS = 10.0
 """Processor seconds that the template of one conversation may take."""
 _CHECKED_STEPS = 256
 _deadline: ContextVar[float] = ContextVar("deadline")

@@ -176,7 +176,7 @@ class SubprocessSystem:
         )
 
     def wait_until_settled(
-        self, timeout: float = 300.0, quiet: float = 1.5, practice_seconds: float = 60.0
+        self, timeout: float = 600.0, quiet: float = 1.5, practice_seconds: float = 60.0
     ) -> int:
         """Wait until all turns so far are judged and trained on and the result is served; return the served version.
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 from tests.external.page.conftest import OpenVisitor, Visitor
 from tests.external.page.walk import Walk, close, confirm, open_dialog
 
@@ -155,6 +155,23 @@ def test_a_lesson_is_pinned_and_the_other_browser_shows_it(
     assert second.page.evaluate("window.wasLoadedOnce")
     second.check()
     check_audit(first, ActKind.PIN_LESSON, "the lesson is pinned")
+
+
+def test_an_act_that_takes_long_is_shown_as_being_carried_out(visitor: Visitor) -> None:
+    """An act may wait for the store, or for rules that are compiled when the first lesson is edited."""
+    page = visitor.page
+    held: list[Route] = []
+    visitor.open("/ui/versions")
+    dialog = open_dialog(page, "Freeze training")
+    page.route("**/ui/acts/freeze-training", lambda route: held.append(route), times=1)
+    button = dialog.get_by_role("button", name="Freeze training")
+    button.click()
+    expect(button).to_be_disabled()
+    ending = "button => getComputedStyle(button, '::after').content"
+    expect(dialog.locator("form.htmx-request")).to_have_count(1)
+    assert button.evaluate(ending) == '" …"'
+    held[0].abort()
+    expect(dialog.get_by_role("heading", name="The connection ended")).to_be_visible()
 
 
 def test_a_lesson_is_edited(visitor: Visitor) -> None:

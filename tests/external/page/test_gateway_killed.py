@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Page, Request, Route, expect
-from tests.external.page.conftest import Visitor
+from tests.external.page.conftest import OpenVisitor, Visitor
 from tests.external.page.walk import open_dialog
 
 from openclaw_rl.store import heartbeats
@@ -80,13 +80,16 @@ def is_pinned(system: SubprocessSystem, act: str, version: int) -> bool:
 
 
 @pytest.fixture
-def head(system: SubprocessSystem) -> int:
+def unpinned(system: SubprocessSystem) -> list[int]:
+    """The newest versions in use, now or before, that are not pinned. Training continues while the tests run."""
     with Store.open(system.config.store_path, create=False) as store, store.read() as conn:
-        return policies.head(conn).version
+        pinned = policy_marks.pinned_versions(conn)
+        lineage = policies.lineage(conn, policies.head(conn).version)
+    return sorted(set(lineage) - pinned, reverse=True)
 
 
 def test_an_act_that_did_not_reach_the_gateway_is_said_to_be_not_done(
-    system: SubprocessSystem, visitor: Visitor, head: int
+    system: SubprocessSystem, visitor: Visitor, unpinned: list[int]
 ) -> None:
     page = visitor.page
     killed: list[int] = []
@@ -95,18 +98,18 @@ def test_an_act_that_did_not_reach_the_gateway_is_said_to_be_not_done(
         killed.append(kill_worker(system, "gateway"))
         route.abort("connectionrefused")
 
-    act = open_pin(visitor, head)
+    act = open_pin(visitor, unpinned[0])
     page.route(PIN, lose_request)
     press_pin(page)
     expect(page.get_by_role("heading", name=LOST)).to_be_visible()
     wait_for_gateway(system, *killed)
     assert ask(page) == "Not done so far"
     expect(page.locator("dialog[open]")).to_contain_text("Look again")
-    assert not is_pinned(system, act, head)
+    assert not is_pinned(system, act, unpinned[0])
 
 
 def test_an_act_whose_answer_was_lost_is_said_to_be_done(
-    system: SubprocessSystem, visitor: Visitor, head: int
+    system: SubprocessSystem, visitor: Visitor, unpinned: list[int]
 ) -> None:
     page = visitor.page
     killed: list[int] = []
@@ -116,18 +119,18 @@ def test_an_act_whose_answer_was_lost_is_said_to_be_done(
         killed.append(kill_worker(system, "gateway"))
         route.abort("connectionreset")
 
-    act = open_pin(visitor, head)
+    act = open_pin(visitor, unpinned[0])
     page.route(PIN, lose_answer)
     press_pin(page)
     expect(page.get_by_role("heading", name=LOST)).to_be_visible()
     wait_for_gateway(system, *killed)
     assert ask(page) == "Done"
     expect(page.locator("dialog[open]")).to_contain_text("It was done")
-    assert is_pinned(system, act, head)
+    assert is_pinned(system, act, unpinned[0])
 
 
 def test_what_is_said_is_true_if_the_gateway_dies_just_before_or_during_the_act(
-    system: SubprocessSystem, visitor: Visitor, head: int
+    system: SubprocessSystem, visitor: Visitor, unpinned: list[int]
 ) -> None:
     """Also carried out by the next gateway, if the browser sends the request again."""
     page = visitor.page
@@ -137,7 +140,7 @@ def test_what_is_said_is_true_if_the_gateway_dies_just_before_or_during_the_act(
         if request.method == "POST":
             killed.append(kill_worker(system, "gateway"))
 
-    for version, dies_before in ((head - 1, True), (head - 2, False)):
+    for version, dies_before in ((unpinned[0], True), (unpinned[1], False)):
         act = open_pin(visitor, version)
         if dies_before:
             killed.append(kill_worker(system, "gateway"))
@@ -170,6 +173,15 @@ def test_a_lost_connection_is_said_in_front_of_an_open_dialog(
     expect(page.locator("body > #live-note")).to_have_count(1)
     # The page comes back.
     expect(page.locator("body > #live-note")).to_be_hidden()
+
+
+def test_a_link_that_is_opened_while_the_page_starts_signs_in_when_it_is_there(
+    system: SubprocessSystem, open_visitor: OpenVisitor
+) -> None:
+    killed = kill_worker(system, "page")
+    visitor = open_visitor()
+    assert visitor.page.get_by_role("heading", name="Now", level=1).is_visible()
+    assert worker_pid(system, "page") != killed
 
 
 def test_the_page_comes_back_by_itself_and_the_browser_stays_signed_in(

@@ -111,7 +111,7 @@ async def play_plan(
             runner=OneReply(site),
             client=client(http, site.url, retry_seconds=1),
             leases=leases,
-            limits=PlayLimits(seconds=300),
+            limits=PlayLimits(seconds=10),
             parallel=1,
             gateway_pid=lambda: 1,
             on_result=on_result,

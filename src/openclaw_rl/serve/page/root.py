@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+
 from aiohttp import web
 
 _ROOT_HTML = """<!doctype html>
@@ -18,11 +21,14 @@ _WITH_PAGE = (
     'page; a browser that has used one finds it at <a href="/ui">/ui</a>.'
 )
 _WITHOUT_PAGE = "Its page is turned off (<code>serve.page: false</code>)."
-_STARTING_HTML = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>OpenClaw-RL</title></head>
+# A script, because `http-equiv="refresh"` does not load an address with a fragment again, as every new link has one.
+_RELOAD_SCRIPT = "setTimeout(() => window.location.reload(), 2000);"
+_RELOAD_DIGEST = base64.b64encode(hashlib.sha256(_RELOAD_SCRIPT.encode()).digest()).decode()
+_STARTING_HTML = f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>OpenClaw-RL</title><script>{_RELOAD_SCRIPT}</script></head>
 <body><h1>OpenClaw-RL</h1><p>The page is starting. This loads again by itself.</p></body></html>
 """
-_ROOT_POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'"
+_ROOT_POLICY = f"default-src 'none'; script-src 'sha256-{_RELOAD_DIGEST}'; frame-ancestors 'none'; base-uri 'none'"
 
 
 async def show_root(request: web.Request, *, has_page: bool) -> web.Response:
