@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import errno
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -123,7 +124,9 @@ def write_until_end(path: Path, seconds: float, calls: int) -> list[float]:
 
 def _make_requests(store: Store, calls: int) -> Iterator[Sequence[Request]]:
     """Yield requests with ids of their own, made beforehand but for these."""
-    writer = TurnWriter(store=store, scope="waits", identity="waits", number=time.time_ns())
+    # Each process has ids of its own.
+    first = os.getpid() << 40
+    writer = TurnWriter(store=store, scope="waits", identity="waits", number=first)
     history = [{"role": "user", "content": writer.text(2000)}]
     marks = writer.mark(history, ())
     while True:
