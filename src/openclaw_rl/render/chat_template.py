@@ -109,7 +109,7 @@ class _SafeNamespace(Namespace):
 
 
 _TIMED_FILTER = "_timed"
-# A collection of the garbage of a large process takes seconds on a slow machine.
+# Pauses of a virtual machine and collections of garbage count as processor time, so a few seconds end honest templates.
 RENDER_SECONDS = 10.0
 """Processor seconds that the template of one conversation may take."""
 _CHECKED_STEPS = 256
