@@ -75,6 +75,10 @@ class StaleLease(OpenClawError):
     """Raised if the lease was lost: another holder may be working, so nothing was published."""
 
 
+class WorkerNameTaken(OpenClawError):
+    """Raised if a worker of the same name runs on the home: two would do the same work twice."""
+
+
 class TrainerAbsent(OpenClawError):
     """Raised if the trainer is another program and is not connected, or ended in a step: nothing was published."""
 

@@ -23,15 +23,26 @@ from openclaw_rl.judge import worker as judge_worker
 from openclaw_rl.judge.voting import make_verdict
 from openclaw_rl.settings.load import CollectConfig, from_flat
 from openclaw_rl.status import report
-from openclaw_rl.store import events, exchanges, heartbeats, turns
+from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.heartbeats import MAX_DEATHS, MAX_SET_ASIDE, AttemptLog
 from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.workers.attempts import (
+    MAX_DEATHS,
+    MAX_SET_ASIDE,
+    AttemptLog,
+    AttemptNotes,
+    excuse_deaths,
+)
 from openclaw_rl.trajectories import importer, sync_worker
 from openclaw_rl.trajectories.sync_worker import FolderSync
 from openclaw_rl.types import JudgeInput, Request, TurnState, Verdict
 
 COUNT = 6
+
+
+def notes_of(store: Store, log: AttemptLog) -> AttemptNotes:
+    with store.read() as conn:
+        return log.read(conn)
 
 
 def states(path: Path, *ids: str) -> list[tuple[TurnState, str]]:
@@ -75,7 +86,7 @@ def test_deaths_caused_by_the_machine_do_not_count(tmp_path: Path) -> None:
     for _ in range(4):
         run_in_process(begin_and_die)
         with Store.open(path) as store:
-            heartbeats.excuse_deaths(store, int((tmp_path / "pid").read_text()))
+            excuse_deaths(store, int((tmp_path / "pid").read_text()))
             counts.append(AttemptLog(store, "train").deaths().get("a", 0))
     assert counts == [0, 0, 1, 2]
     with Store.open(path) as store, store.write() as conn:
@@ -97,7 +108,7 @@ def test_another_process_is_not_excused(tmp_path: Path) -> None:
     Store.open(path).close()
     run_in_process(begin_and_die)
     with Store.open(path) as store:
-        assert heartbeats.excuse_deaths(store, os.getpid()) == 0
+        assert excuse_deaths(store, os.getpid()) == 0
         assert AttemptLog(store, "judge").deaths() == {"a": 1}
 
 
@@ -236,11 +247,13 @@ def test_stopping_the_judge_is_not_a_death(tmp_path: Path) -> None:
         stop = asyncio.Event()
         task = asyncio.create_task(judge_worker.run(config, stop=stop, judge=Slow()))
         with Store.open(config.store_path) as store:
-            while not AttemptLog(store, "judge").deaths():
+            log = AttemptLog(store, "judge")
+            while not notes_of(store, log).elsewhere:
                 await asyncio.sleep(0.01)
+            assert log.deaths() == {}, "its worker runs"
             stop.set()
             await task
-            assert AttemptLog(store, "judge").deaths() == {}
+            assert log.deaths() == {}
 
     asyncio.run(asyncio.wait_for(stopped(), 600))
 
@@ -347,4 +360,4 @@ def test_attempts_are_recorded_without_an_fsync(tmp_path: Path) -> None:
         log.begin(["a"])
         log.forget(["a"])
         assert begun == [False, False]
-    assert heartbeats.MAX_DEATHS == 2
+    assert MAX_DEATHS == 2

@@ -14,8 +14,8 @@ from openclaw_rl.errors import DiskFull
 from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.heartbeats import MAX_DEATHS, AttemptLog
 from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.workers.attempts import MAX_DEATHS, AttemptLog
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder

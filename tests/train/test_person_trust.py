@@ -25,9 +25,9 @@ from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.settings.load import from_flat, train_settings
 from openclaw_rl.status.trust import trust_lines
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.heartbeats import AttemptLog
 from openclaw_rl.store.lineage import policies, training_queue
 from openclaw_rl.store.trust.judge_trust import read_trust
+from openclaw_rl.store.workers.attempts import AttemptLog
 from openclaw_rl.testing import ScriptedJudge
 from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.orchestrator import TrainLoop

@@ -28,8 +28,8 @@ from openclaw_rl.other_trainers.batch_stream import (
 )
 from openclaw_rl.other_trainers.trainer_socket import TrainerGone, TrainerLink, TrainerSocket
 from openclaw_rl.store import turns
-from openclaw_rl.store.heartbeats import AttemptLog
 from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.workers.attempts import AttemptLog
 from openclaw_rl.train.rollback import apply_rollback, plan_rollback
 from openclaw_rl.train.undo import apply_undo, plan_undo
 

@@ -21,8 +21,8 @@ from openclaw_rl.practice.make_practice import no_practice_reason
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.settings.unused import unused_settings
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.heartbeats import MAX_DEATHS
 from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.workers.attempts import MAX_DEATHS
 from openclaw_rl.tinker.service import TinkerService
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.rollback import apply_rollback, plan_rollback

@@ -27,6 +27,7 @@ from openclaw_rl.store.episodes.groups import complete_group, open_groups
 from openclaw_rl.store.exchange_index import ExchangeIndex
 from openclaw_rl.store.feedback.records import GIVEN_EVENT, RETRACTED_EVENT
 from openclaw_rl.store.turn_states import degenerate_reason
+from openclaw_rl.store.workers.attempts import AttemptLog
 from openclaw_rl.types import Event, Exchange, Kind
 
 log = logging.getLogger("openclaw_rl.collect")
@@ -70,7 +71,7 @@ class Collector:
         self.linked_count = self.reaction_count = self.dropped_count = 0
         self._has_more = True
         self._sweep_at = 0.0
-        self._attempts = heartbeats.AttemptLog(store, "collect")
+        self._attempts = AttemptLog(store, "collect")
         # Number of events that are processed one by one, because a worker died on one.
         self._single_events = 0
 

@@ -25,8 +25,8 @@ def boot_seconds() -> float:
 
 
 @cache
-def boot_name() -> str:
-    """Return a name of this machine and its present boot, within which `boot_seconds` can be compared."""
+def boot_id() -> str:
+    """Return a name of the present boot, the same in all containers of the machine; empty if it is not known."""
     name = ""
     with contextlib.suppress(OSError):
         name = _BOOT_ID.read_text(encoding="ascii").strip()
@@ -37,7 +37,12 @@ def boot_name() -> str:
             name = subprocess.run(
                 command, capture_output=True, text=True, check=False
             ).stdout.strip()
-    return f"{socket.gethostname()}/{name[:8].lower() or 'unknown'}"
+    return name.lower()
+
+
+def boot_name() -> str:
+    """Return a name of this machine and its present boot, within which `boot_seconds` can be compared."""
+    return f"{socket.gethostname()}/{boot_id()[:8] or 'unknown'}"
 
 
 class AdvancingWallClock:

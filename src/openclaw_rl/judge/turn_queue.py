@@ -102,11 +102,18 @@ class TurnQueue:
             if turn.state is not TurnProgress.RUNNING
         )
 
-    def replace_read(self, items: Sequence[JudgeInput], now: float, *, is_complete: bool) -> None:
-        """Replace the turns that do not run by the result of a read.
+    def set_deaths(self, deaths: Mapping[str, int]) -> None:
+        """Replace how often workers died on turns, by `attempt_ref`."""
+        self._deaths = dict(deaths)
+
+    def replace_read(
+        self, items: Sequence[JudgeInput], now: float, *, is_complete: bool
+    ) -> list[TurnKey]:
+        """Replace the turns that do not run by the result of a read. Return those that are no longer waited for.
 
         `is_complete`: turns that are not in it are no longer CLOSED, so their failures are forgotten.
         """
+        gone = []
         before = self._turns
         listed = {turn_key(item): item for item in items}
         self._turns = {turn.key: turn for turn in self.in_state(TurnProgress.RUNNING)}
@@ -114,6 +121,8 @@ class TurnQueue:
             if key in listed:
                 continue
             if is_complete:
+                if turn.was_tried and key not in self._turns:
+                    gone.append(key)
                 turn.failures = 0
                 turn.is_postponed = False
             elif turn.was_tried and key not in self._turns:
@@ -126,6 +135,11 @@ class TurnQueue:
             turn.item = item
             turn.state = turn.state_at(now)
             self._turns[key] = turn
+        return gone
+
+    def remove(self, key: TurnKey) -> None:
+        """Remove a turn that does not run: another worker has it."""
+        del self._turns[key]
 
     def choose_next(
         self, workers: int, busy: int, *, may_try: bool, is_down: bool

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 
 from openclaw_rl.judge.lessons.lesson_maker import LessonMaker
+from openclaw_rl.judge.turn_queue import attempt_ref
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.heartbeats import AttemptLog
 from openclaw_rl.store.person_scores import Person, person_of
 from openclaw_rl.store.trust.judge_trust import JudgeTrust, read_trust
 from openclaw_rl.store.trust.update import update_trust
+from openclaw_rl.store.workers.attempts import AttemptLog
 from openclaw_rl.types import Verdict
 
 log = logging.getLogger("openclaw_rl.judge")
@@ -42,10 +43,13 @@ class VerdictWriter:
         self._pending = 0
 
     def save_verdicts(self, verdicts: Sequence[Verdict], refs: Sequence[str] = ()) -> None:
-        """Store verdicts; `refs`: the notes of the work that ends with them."""
+        """Store verdicts; `refs`: the claimed turns on which the work ends with them, or without any.
+
+        A turn that another worker has taken meanwhile gets its verdict from that worker.
+        """
         with self._store.write(durable=False) as conn:
             if refs:
-                self._attempts.end(conn, refs)
+                verdicts = self._end_attempts(conn, verdicts, refs)
             for verdict in verdicts:
                 log.debug(
                     "%s: score %s by %s, %d votes, %d hints",
@@ -55,22 +59,36 @@ class VerdictWriter:
                     len(verdict.votes),
                     len(verdict.hints),
                 )
-                # The turn was erased while it was being judged.
-                with contextlib.suppress(KeyError):
-                    self._save(conn, verdict)
+                self._save(conn, verdict)
             self._pending += len(verdicts)
             scored = [verdict.turn for verdict in verdicts if verdict.explicit]
             if scored or self._pending >= MAX_PENDING:
                 self._update_trust(conn, scored)
 
+    def _end_attempts(
+        self, conn: Connection, verdicts: Sequence[Verdict], refs: Sequence[str]
+    ) -> list[Verdict]:
+        """End the work on claimed turns; keep those without a verdict. Return the verdicts on turns still held."""
+        held = self._attempts.still_held(conn, refs)
+        by_ref = {attempt_ref((verdict.turn, verdict.revision)): verdict for verdict in verdicts}
+        judged = [ref for ref in refs if ref in held and ref in by_ref]
+        self._attempts.end(conn, [ref for ref in refs if ref in by_ref])
+        self._attempts.rest(conn, [ref for ref in refs if ref not in by_ref])
+        return [by_ref[ref] for ref in judged]
+
     def _save(self, conn: Connection, verdict: Verdict) -> None:
-        """Store a verdict. Raises `KeyError` if its turn was erased."""
-        # False: the reaction changed in the meantime; its new revision is read as a separate item.
-        if turns.add_verdict(conn, verdict):
-            self.judged_count += 1
-            person = person_of(conn, verdict.turn) if self.trust.own else None
-            is_trusted = self.trust.is_trusted(verdict.judge, person)
-            self._lessons.update(conn, verdict, is_trusted=is_trusted)
+        """Store a verdict, unless its turn no longer waits for it.
+
+        The turn was erased, its reaction has changed and is read again, or another worker was first: a turn that needs
+        no judge is not claimed.
+        """
+        if not turns.awaits_verdict(conn, verdict.turn, verdict.revision):
+            return
+        turns.add_verdict(conn, verdict)
+        self.judged_count += 1
+        person = person_of(conn, verdict.turn) if self.trust.own else None
+        is_trusted = self.trust.is_trusted(verdict.judge, person)
+        self._lessons.update(conn, verdict, is_trusted=is_trusted)
 
     def save_comparisons(self, verdicts: Sequence[Verdict]) -> None:
         """Store the verdicts of judge and signals on turns that have an explicit one, which stays in force."""

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection
@@ -34,6 +35,7 @@ from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.judge.turn_queue import (
     JudgeTask,
+    QueuedTurn,
     TurnKey,
     TurnProgress,
     TurnQueue,
@@ -51,6 +53,8 @@ from openclaw_rl.settings.registry import judge_spec
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.behaviour.observations import is_signal
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.workers.attempts import MAX_DEATHS, AttemptLog
+from openclaw_rl.store.workers.registry import WorkerEntry
 from openclaw_rl.types import JudgeInput, Verdict
 
 log = logging.getLogger("openclaw_rl.judge")
@@ -69,10 +73,12 @@ LONGEST_WAIT = 300.0
 LONGEST_PROBE = 15.0
 
 
-async def run(config: Config, *, stop: asyncio.Event, judge: Judge | None = None) -> None:
-    """Judge closed turns until `stop` is set. `judge` replaces the configured judge.
+async def run(
+    config: Config, *, stop: asyncio.Event, judge: Judge | None = None, name: str = "judge"
+) -> None:
+    """Judge closed turns until `stop` is set. `judge` replaces the configured judge; `name`: of this worker.
 
-    Consumes: turns CLOSED whose current reaction has no verdict.
+    Consumes: turns CLOSED whose current reaction has no verdict, and that no other judge has claimed.
     Produces: one durable verdict for each, and the turn JUDGED.
     Waits for: `collect` closing turns; the judge's answers, `workers` turns at once.
     Unblocked by: a commit of another process, an answer, a back-off that ends, `stop`.
@@ -85,16 +91,26 @@ async def run(config: Config, *, stop: asyncio.Event, judge: Judge | None = None
         judge.use_cache(VoteCache(store, config.judge.cache))
     if isinstance(judge, AutoJudge):
         judge.open(store)
-    queue = JudgeQueue(config, store, judge, teacher)
+    try:
+        entry = await asyncio.to_thread(WorkerEntry, store, name)
+        try:
+            queue = JudgeQueue(config, store, judge, teacher, name=name, worker=entry.id)
+            await _judge_until_stopped(queue, stop)
+        finally:
+            await asyncio.to_thread(entry.close)
+    finally:
+        for asked in (judge, teacher):
+            if isinstance(asked, LlmJudge | AutoJudge | Teacher):
+                await asked.close()
+        store.close()
+
+
+async def _judge_until_stopped(queue: JudgeQueue, stop: asyncio.Event) -> None:
     try:
         await queue.run(stop)
     finally:
         await queue.cancel_tasks()
         await queue.lessons.close()
-        for asked in (judge, teacher):
-            if isinstance(asked, LlmJudge | AutoJudge | Teacher):
-                await asked.close()
-        store.close()
 
 
 def make_judge(config: Config) -> Judge:
@@ -107,10 +123,30 @@ def _set_aside(conn: Connection, turn: str, reason: Reason) -> None:
     turns.set_aside(conn, turn, reason, at=time.time())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedTurns:
+    """The result of a read of closed turns."""
+
+    items: Sequence[JudgeInput]  # that no other worker has
+    deaths: Mapping[str, int]  # how often workers died on turns, by `attempt_ref`
+    is_complete: bool  # all closed turns were read
+
+
 class JudgeQueue:
     """Judges closed turns, several at once, and writes the verdicts."""
 
-    def __init__(self, config: Config, store: Store, judge: Judge, teacher: Teacher | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        judge: Judge,
+        teacher: Teacher | None,
+        *,
+        name: str = "judge",
+        worker: str = "",
+    ) -> None:
+        """`name`: of the heartbeat; `worker`: id of the worker's entry, by which turns are claimed."""
+        self._name = name
         self._config = config.judge
         self._store = store
         self._judge = judge
@@ -126,7 +162,7 @@ class JudgeQueue:
         self._heartbeat = HeartbeatTimer(self._write_heartbeat)
         self._pause = DiskPause()
         self._progress = heartbeats.ProgressReader()
-        self._attempts = heartbeats.AttemptLog(store, "judge")
+        self._attempts = AttemptLog(store, "judge", worker)
         self._comparisons = ComparisonQueue(store, judge, config.judge, self._topics)
         self._verdicts = VerdictWriter(store, self._attempts, self.lessons, config.judge.min_kappa)
 
@@ -178,7 +214,7 @@ class JudgeQueue:
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
         with contextlib.suppress(StoreError):
-            self._attempts.forget([attempt_ref(key) for key in tasks])
+            self._attempts.forget_own()
         await self._comparisons.cancel_tasks()
 
     # ---------------------------------------------------------------- reading
@@ -200,11 +236,12 @@ class JudgeQueue:
         self._may_have_new = False
         self._last_read_at = now
         limit = READ_AHEAD + len(self._turns.tasks()) + self._turns.tried_count()
-        items = await asyncio.to_thread(self._query_closed_turns, limit)
-        if any(self._turns.deaths_on(item) >= heartbeats.MAX_DEATHS for item in items):
+        read = await asyncio.to_thread(self._query_closed_turns, limit)
+        self._turns.set_deaths(read.deaths)
+        items = read.items
+        if any(self._turns.deaths_on(item) >= MAX_DEATHS for item in items):
             items = await asyncio.to_thread(self._give_up_fatal_turns, items)
-        is_complete = len(items) < limit
-        if not is_complete:
+        if not read.is_complete:
             self._may_have_new = True
         settled: dict[TurnKey, Verdict] = {}
         for item in items:
@@ -217,17 +254,26 @@ class JudgeQueue:
             await asyncio.to_thread(self._verdicts.save_verdicts, list(settled.values()))
             self._comparisons.add(item for item in items if turn_key(item) in settled)
         unsettled = [item for item in items if turn_key(item) not in settled]
-        self._turns.replace_read(unsettled, now, is_complete=is_complete)
+        gone = self._turns.replace_read(unsettled, now, is_complete=read.is_complete)
+        if gone:
+            await asyncio.to_thread(self._attempts.forget, list(map(attempt_ref, gone)))
 
-    def _query_closed_turns(self, limit: int) -> list[JudgeInput]:
-        """Return closed turns; those that cannot be read are set aside."""
+    def _query_closed_turns(self, limit: int) -> ClosedTurns:
+        """Return closed turns that no other worker has; those that cannot be read are set aside."""
         while True:
             try:
                 with self._store.read() as conn:
-                    return list(map(heard_item, turns.closed_turns(conn, limit)))
+                    notes = self._attempts.read(conn)
+                    most = limit + len(notes.elsewhere)
+                    closed = list(map(heard_item, turns.closed_turns(conn, most)))
             except DamagedRow as error:
                 with self._store.write(durable=False) as conn:
                     _set_aside(conn, error.turn, Reason(ReasonCode.DAMAGED, str(error)))
+
+            else:
+                free = [i for i in closed if attempt_ref(turn_key(i)) not in notes.elsewhere]
+                is_complete = len(closed) < most
+                return ClosedTurns(items=free, deaths=notes.deaths, is_complete=is_complete)
 
     def _give_up_fatal_turns(self, items: Sequence[JudgeInput]) -> list[JudgeInput]:
         """Set aside the turns on which workers died twice, and return the others."""
@@ -264,15 +310,28 @@ class JudgeQueue:
             is_down=self._is_judge_down(),
             may_try=time.monotonic() >= self._failures.next_probe_at,
         )
-        if chosen:
-            refs = [attempt_ref(turn.key) for turn in chosen]
-            await asyncio.to_thread(self._attempts.begin, refs)
-        for turn in chosen:
+        for turn in await self._claim(chosen):
             name = f"judge {turn.item.turn}"
             task = asyncio.create_task(self._judge_turn(turn.item), name=name)
             self._turns.start(turn.key, task)
         if self._may_compare():
             await self._comparisons.start(self._config.workers - len(self._turns.tasks()))
+
+    async def _claim(self, chosen: Sequence[QueuedTurn]) -> list[QueuedTurn]:
+        """Claim turns before they are started. Return those that no other worker was faster to take."""
+        if not chosen:
+            return []
+        claim = await asyncio.to_thread(
+            self._attempts.claim, [attempt_ref(turn.key) for turn in chosen]
+        )
+        claimed = []
+        for turn in chosen:
+            if attempt_ref(turn.key) in claim.refs:
+                claimed.append(turn)
+            else:
+                self._turns.remove(turn.key)
+                self._may_have_new = True
+        return claimed
 
     def _may_compare(self) -> bool:
         if isinstance(self._judge, AutoJudge) and not self._judge.is_ready:
@@ -376,7 +435,7 @@ class JudgeQueue:
             note = problem
         heartbeats.write_heartbeat(
             self._store,
-            "judge",
+            self._name,
             note,
             state,
             advanced=self._progress.has_advanced(),

@@ -80,5 +80,6 @@ MIGRATIONS: Sequence[Migration] = (
     partial(_run_file, "34_owners"),
     partial(_run_file, "35_reports"),
     partial(_run_file, "36_freed_turns"),
+    partial(_run_file, "37_workers"),
 )
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""

@@ -482,6 +482,18 @@ attempts = Table(
     Column("pid", Integer, nullable=False, server_default="0"),
     # Deaths that the machine caused.
     Column("excused", Integer, nullable=False, server_default="0"),
+    # Who claims it, or did (`workers/registry.py`); empty: of an earlier release.
+    Column("worker", Text, nullable=False, server_default=text("''")),
+)
+
+# The processes that work on the home.
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", Text, primary_key=True, nullable=False),
+    *_required(Text, "stage name boot"),
+    *_required(Integer, "pid_space pid"),
+    *_required(Float, "started_at expires_at"),
 )
 
 loops = Table(

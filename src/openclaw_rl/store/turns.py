@@ -188,6 +188,12 @@ def closed_turns(conn: Connection, limit: int) -> list[JudgeInput]:
     return out
 
 
+def awaits_verdict(conn: Connection, turn_id: str, revision: int) -> bool:
+    """Return whether the turn is CLOSED with this revision of its reaction. False if it was erased."""
+    row = conn.execute(_select_revision, {"id": turn_id}).one_or_none()
+    return row is not None and row.state == TurnState.CLOSED and row.revision == revision
+
+
 def add_verdict(conn: Connection, verdict: Verdict) -> bool:
     """Store a verdict and set the turn to JUDGED, with an event "turn.judged". Idempotent.
 

@@ -24,12 +24,14 @@ from openclaw_rl.common.worker_loop import (
     stop_on_signals,
     wait_or_stop,
 )
-from openclaw_rl.errors import OpenClawError, StoreError
+from openclaw_rl.errors import OpenClawError, StoreError, WorkerNameTaken
 from openclaw_rl.judge import local_model as own
 from openclaw_rl.serve.auth import read_key_file
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.workers.attempts import excuse_deaths
+from openclaw_rl.store.workers.registry import live_workers
 from openclaw_rl.supervisor import completion, preflight
 from openclaw_rl.supervisor.engine_probe import EngineProbe
 from openclaw_rl.supervisor.heartbeat_monitor import CHECK_INTERVAL
@@ -202,7 +204,7 @@ class Supervisor:
     def _excuse_rows(self, pid: int) -> None:
         """Record that the rows that a process worked on did not end it."""
         with contextlib.suppress(StoreError), Store.open(self._config.store_path) as store:
-            heartbeats.excuse_deaths(store, pid)
+            excuse_deaths(store, pid)
 
     def _give_up(self, child: WorkerProcess) -> OpenClawError:
         tail = "\n".join(f"    {line}" for line in child.output.lines)
@@ -278,6 +280,18 @@ def check_home_free(config: Config) -> None:
             pass
 
 
+def check_names_free(store: Store, workers: Sequence[str]) -> None:
+    """Raise `WorkerNameTaken` if one of these workers runs on the home already, started by another command."""
+    with store.read() as conn:
+        running = {worker.name: worker for worker in live_workers(conn).values()}
+    for name in workers:
+        if name in running:
+            raise WorkerNameTaken(
+                f"{name}: process {running[name].pid} works on this home already. Stop the command that started it, or "
+                "use another --home."
+            )
+
+
 def admit_start(config: Config, workers: Sequence[str], *, yes: bool) -> None:
     """Check what no restart can heal, and ask the owner before anything is sent to a service.
 
@@ -319,7 +333,8 @@ def supervise(
         prepare_home(own.engine_config(config))
     setup_logging("supervisor", config.logs_dir, config.run.log_level)
     # Raises for a damaged store, before workers are started and restarted.
-    Store.open(config.store_path).close()
+    with Store.open(config.store_path) as store:
+        check_names_free(store, workers)
     if {"train", "gateway"} & set(workers):
         resume.start_from_checkpoint(config, train="train" in workers)
     if "gateway" in workers:

@@ -14,11 +14,12 @@ from openclaw_rl.errors import OpenClawError, StaleLease, TooLarge
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.protocols import Batch
 from openclaw_rl.reasons import Reason, ReasonCode
-from openclaw_rl.store import heartbeats, leases, turns
+from openclaw_rl.store import leases, turns
 from openclaw_rl.store.lineage import candidates, policies, rejected_batches, training_queue
 from openclaw_rl.store.lineage.policy_names import name_of_turn
 from openclaw_rl.store.lineage.token_credit import record_credit
 from openclaw_rl.store.lineage.version_stats import satisfaction_metrics
+from openclaw_rl.store.workers.attempts import MAX_DEATHS, AttemptLog
 from openclaw_rl.train import batch_bisection, policy_folders, retraining
 from openclaw_rl.train.candidate_examiner import CandidateExaminer
 from openclaw_rl.train.context import LoopParts, TrainContext
@@ -59,7 +60,7 @@ class BatchTrainer:
         self._monitor = monitor
         self._parts = parts
         self._replays = ReplaySelector(context.store, builder, context.settings, context.per)
-        self._attempts = heartbeats.AttemptLog(context.store, "train")
+        self._attempts = AttemptLog(context.store, "train")
         self.work = WorkNote("starting")
         """What is being done, while it is done."""
         # Counts of dropped turns since the last version, by metric name.
@@ -272,11 +273,11 @@ class BatchTrainer:
         with self._store.write() as conn:
             is_bisected = bool(rejected_batches.last_rejections(conn, deaths))
             most_deaths = max(deaths.values())
-            if not is_bisected and most_deaths < heartbeats.MAX_DEATHS:
+            if not is_bisected and most_deaths < MAX_DEATHS:
                 return
             first = next(iter(deaths))
             if len(deaths) == 1:
-                total = heartbeats.MAX_DEATHS if is_bisected else most_deaths
+                total = MAX_DEATHS if is_bisected else most_deaths
                 set_aside = self._attempts.give_up(conn, first, total)
                 if set_aside is None:
                     return

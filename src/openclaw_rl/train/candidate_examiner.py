@@ -17,11 +17,12 @@ from openclaw_rl.methods.types import Sample
 from openclaw_rl.protocols import Batch, PolicyWork, Waiting
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import TrainConfig
-from openclaw_rl.store import heartbeats, leases, turn_states, turns
+from openclaw_rl.store import leases, turn_states, turns
 from openclaw_rl.store.lineage import candidates, policies, policy_marks, training_queue
 from openclaw_rl.store.lineage.live_scores import newest_people, newest_scores
 from openclaw_rl.store.lineage.policy_marks import CanaryMark
 from openclaw_rl.store.lineage.policy_names import PolicyOwner, is_owned, owner_filter
+from openclaw_rl.store.workers.attempts import MAX_DEATHS, AttemptLog
 from openclaw_rl.train import policy_folders
 from openclaw_rl.train.context import TrainContext
 from openclaw_rl.train.loaded_trainer import LoadedTrainer
@@ -54,7 +55,7 @@ class CandidateExaminer:
         self._builder = builder
         self._reporter = reporter
         self._thinner = thinner
-        self._attempts = heartbeats.AttemptLog(context.store, "gate")
+        self._attempts = AttemptLog(context.store, "gate")
 
     @property
     def is_active(self) -> bool:
@@ -115,7 +116,7 @@ class CandidateExaminer:
         if canary is not None and canary.version == candidate.version:
             return self._watch_canary(candidate, canary)
         deaths = self._attempts.begin([str(candidate.version)]).get(str(candidate.version), 0)
-        if deaths >= heartbeats.MAX_DEATHS:
+        if deaths >= MAX_DEATHS:
             detail = f"the trainer died {deaths} times while it examined this version"
             return self._reject(candidate, Reason(ReasonCode.BROKEN, detail), {})
         if self._gate is None:

@@ -21,6 +21,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.store import events, heartbeats, sessions
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.file_digests import DigestProgress
+from openclaw_rl.store.workers.attempts import AttemptLog
 from openclaw_rl.trajectories import files as reading
 from openclaw_rl.trajectories import parquet
 from openclaw_rl.trajectories.atomic_write import remove_unfinished
@@ -81,7 +82,7 @@ class FolderSync:
         self._import_path = Path(data.path).expanduser() if data.path else None
         self._watch_dir = Path(data.watch_dir).expanduser() if data.watch_dir else None
         self._written = self._imported = self._refused = self._left_out = 0
-        self._attempts = heartbeats.AttemptLog(store, "data")
+        self._attempts = AttemptLog(store, "data")
         self.note = "waiting"
 
     def forget_attempts(self) -> None:
