@@ -461,7 +461,7 @@ def test_the_estimated_time_is_that_of_the_recorded_batches(home: Home) -> None:
     with home.store.read() as conn:
         recorded = [policy.metrics["seconds/batch"] for policy in policies.list_all(conn)[1:]]
         plan = plan_undo(conn, select_turns(conn, names=["s1"]))
-    assert (plan.safe, len(plan.batches), len(recorded)) == (0, 12, 12)
+    assert (plan.safe, len(plan.work.sizes), len(recorded)) == (0, 12, 12)
     assert min(recorded) >= 0.05
     shares = sorted(batch / whole for batch, whole in zip(recorded[1:], looped, strict=True))
     assert 0.8 <= shares[5] <= 1.05, (

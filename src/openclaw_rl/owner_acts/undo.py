@@ -56,8 +56,8 @@ def _plan_details(plan: UndoPlan) -> dict[str, object]:
         "safe": plan.safe,
         "taken_out": len(plan.turns),
         "undone": plan.undone_versions,
-        "batches": len(plan.batches),
-        "repeated_turns": plan.repeated_turns,
+        "batches": len(plan.work.sizes),
+        "repeated_turns": plan.work.turns,
     }
 
 

@@ -78,9 +78,9 @@ def describe_plan(plan: UndoPlan, chosen: Collection[str] | None = None) -> list
         lines.append(
             f"version {plan.safe} no longer has its optimizer state: the result is not the same to the bit"
         )
-    if plan.batches:
-        batches = count_text(len(plan.batches), "batch", "batches")
-        turns = count_text(plan.repeated_turns, "turn")
+    if plan.work.sizes:
+        batches = count_text(len(plan.work.sizes), "batch", "batches")
+        turns = count_text(plan.work.turns, "turn")
         low = format_seconds(plan.seconds[0])
         high = format_seconds(plan.seconds[1])
         lines.append(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
@@ -37,15 +37,14 @@ from openclaw_rl.store.lineage.policy_names import (
     read_heads,
     stored_owner,
 )
+from openclaw_rl.store.lineage.retraining import RepeatedWork, UndoneVersions
 from openclaw_rl.store.lineage.trained_turns import (
     lineage_until,
     nearest_ancestors,
     policies_with_turns,
     turns_by_hint,
-    turns_used_before,
     used_by_lineage,
     uses_in_lineage,
-    uses_of_versions,
 )
 from openclaw_rl.store.lineage.version_stats import VersionFiles
 from openclaw_rl.train.policy_folders import folder_bytes, has_metadata, is_copied_folder
@@ -84,15 +83,12 @@ class UndoPlan:
     used_by: tuple[int, ...]  # versions of the lineage that used them, oldest first
     undone_versions: tuple[int, ...]  # newest first
     # Trained on again, with those that were left of an earlier undo.
-    batches: tuple[RepeatedBatch, ...]
+    work: RepeatedWork
     outstanding: int  # number of batches that were left of an earlier undo
     seconds: tuple[float, float]  # that the training takes, at least and at most
     disk_bytes: int  # of the new versions, before old ones are removed
-
-    @property
-    def repeated_turns(self) -> int:
-        """Number of turns that are trained on again."""
-        return len({turn for batch in self.batches for turn in batch.turns})
+    # The batches of `work` with their turns, which only the execution needs; None: not read.
+    batches: tuple[RepeatedBatch, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,12 +277,13 @@ def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAM
     safe, is_exact = _find_safe_version(conn, used_by[0]) if used_by else (head, True)
     undone = tuple(lineage_until(conn, head.version, safe.version)[:-1])
     left = retraining.outstanding_batches(conn, name)
-    batches = (
-        tuple(_batches_without(conn, undone, safe.version, left, out))
-        if is_owned(stored_owner(conn), name)
-        else ()
-    )
-    if batches and policy_marks.frozen_since(conn) is not None:
+    work = RepeatedWork()
+    if is_owned(stored_owner(conn), name):
+        versions = UndoneVersions(
+            versions=undone, safe=safe.version, left=tuple(left), taken_out=out
+        )
+        work = retraining.count_work(conn, versions)
+    if work.sizes and policy_marks.frozen_since(conn) is not None:
         raise OpenClawError(
             "training is frozen, and this undo trains again. First: openclaw-rl policies unfreeze"
         )
@@ -298,11 +295,26 @@ def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAM
         turns=tuple(selected),
         used_by=tuple(used_by),
         undone_versions=undone,
-        batches=batches,
+        work=work,
         outstanding=len(left),
-        seconds=_estimate_seconds(conn, batches, safe),
-        disk_bytes=len(batches) * folder_bytes(head.path),
+        seconds=_estimate_seconds(conn, work.sizes, safe),
+        disk_bytes=len(work.sizes) * folder_bytes(head.path),
     )
+
+
+def _find_batches(conn: Connection, plan: UndoPlan) -> tuple[RepeatedBatch, ...]:
+    """Return the batches that are trained on again, with their turns, which the plan may have already."""
+    if plan.batches is not None:
+        return plan.batches
+    if not plan.work.sizes:
+        return ()
+    versions = UndoneVersions(
+        versions=plan.undone_versions,
+        safe=plan.safe,
+        left=tuple(retraining.outstanding_batches(conn, plan.name)),
+        taken_out=frozenset(plan.turns),
+    )
+    return tuple(retraining.batches_of_undone(conn, versions))
 
 
 def _find_safe_version(conn: Connection, used_by: int) -> tuple[Policy, bool]:
@@ -343,46 +355,17 @@ def _files_of_ancestors(conn: Connection, version: int) -> Iterator[VersionFiles
         version = older[-1]
 
 
-def _batches_without(
-    conn: Connection,
-    undone: Collection[int],
-    safe: int,
-    left: Sequence[RepeatedBatch],
-    out: frozenset[str],
-) -> list[RepeatedBatch]:
-    """Return the batches of the undone versions, and those that are left of an undo in progress, without some turns.
-
-    Batches without new turns fall out, as no step is taken on replays alone. `safe`: the version that training
-    continues from.
-    """
-    undone_turns: dict[int, list[str]] = {}
-    for version, turn in uses_of_versions(conn, undone):
-        undone_turns.setdefault(version, []).append(turn)
-    left_turns = {turn for batch in left for turn in batch.turns}
-    seen = turns_used_before(conn, undone, safe) | used_by_lineage(conn, safe, left_turns)
-    again = [RepeatedBatch(repeats=v, turns=tuple(ids)) for v, ids in undone_turns.items()]
-    batches = []
-    for batch in (*again, *left):
-        remaining = batch.turns
-        if not out.isdisjoint(remaining):
-            remaining = tuple(turn for turn in remaining if turn not in out)
-        if not seen.issuperset(remaining):
-            batches.append(RepeatedBatch(repeats=batch.repeats, turns=remaining))
-            seen.update(remaining)
-    return batches
-
-
 def _estimate_seconds(
-    conn: Connection, batches: Sequence[RepeatedBatch], safe: Policy
+    conn: Connection, sizes: Sequence[tuple[int, int]], safe: Policy
 ) -> tuple[float, float]:
     """Estimate the training time, at least and at most, from the recorded times of the batches that are repeated.
 
     The lower figure counts the share of the turns that are left. The upper one adds the start: the trainer sees the
     undo, ends the batch that it works on, and loads the safe version.
     """
-    if not batches:
+    if not sizes:
         return 0.0, 0.0
-    repeated = {batch.repeats for batch in batches}
+    repeated = {version for version, _ in sizes}
     names = ("turns", _BATCH_SECONDS, _STEP_SECONDS)
     metrics = version_stats.metrics_of_versions(conn, repeated, names)
     times: dict[int, float] = {}
@@ -395,9 +378,9 @@ def _estimate_seconds(
     usual = sum(times.values()) / len(times) if times else 0.0
     least = 0.0
     most = 0.0
-    for batch in batches:
-        seconds = times.get(batch.repeats, usual)
-        share = len(batch.turns) / turn_counts[batch.repeats]
+    for version, size in sizes:
+        seconds = times.get(version, usual)
+        share = size / turn_counts[version]
         least += seconds * min(1.0, share)
         most += seconds
     start = _NOTICE_SECONDS + usual + folder_bytes(safe.path) / _LOADED_BYTES
@@ -417,7 +400,10 @@ def check_safe_files(store: Store, selected: Sequence[str]) -> list[UndoPlan]:
     """
     while True:
         with store.read() as conn:
-            plans = plan_undos(conn, selected)
+            plans = [
+                replace(plan, batches=_find_batches(conn, plan))
+                for plan in plan_undos(conn, selected)
+            ]
         if not any(_is_safe_version_damaged(store, plan) for plan in plans):
             return plans
 
@@ -434,7 +420,7 @@ def _is_current(conn: Connection, plan: UndoPlan) -> bool:
         policies.head(conn, plan.name).version != plan.head
         or retraining.count_batches(conn, plan.name) != plan.outstanding
     )
-    if has_moved or (plan.batches and policy_marks.frozen_since(conn) is not None):
+    if has_moved or (plan.work.sizes and policy_marks.frozen_since(conn) is not None):
         return False
     practised = practice_turns.turns_practised_from(conn, plan.turns)
     return set(plan.turns).issuperset(practised) and _is_safe_still(conn, plan)
@@ -478,13 +464,13 @@ def apply_undo(conn: Connection, agreed: Sequence[UndoPlan], *, reason: str) -> 
                 at=now,
                 name=plan.name,
             )
-            retraining.replace_batches(conn, plan.name, plan.batches)
+            retraining.replace_batches(conn, plan.name, _find_batches(conn, plan))
         removal.take_back(conn, plan.turns, reason, at=now)
         data: Mapping[str, object] = {
             "reason": reason,
             "turns": len(plan.turns),
             "versions": plan.undone_versions,
-            "batches": len(plan.batches),
+            "batches": len(plan.work.sizes),
         }
         events.append(conn, "policy.undone", str(plan.safe), data, now)
     return plans

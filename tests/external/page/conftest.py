@@ -6,9 +6,12 @@ import json
 import shutil
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +78,21 @@ def system(home: Path) -> Iterator[SubprocessSystem]:
     """The real system on that copy, with two conversations that nobody understood, and a group of episodes."""
     with SubprocessSystem(scratch_config(home)) as system:
         fill(system)
+        wait_for_page(system)
         yield system
+
+
+def wait_for_page(system: SubprocessSystem) -> None:
+    """Wait until the page answers: it starts after the gateway, which says 503 until then."""
+    deadline = time.monotonic() + WAIT / 1000
+    while True:
+        try:
+            with urllib.request.urlopen(system.base_url + "/ui/static/page.css", timeout=60):
+                return
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)
 
 
 def call(system: SubprocessSystem, method: str, path: str, body: Any = None, **headers: str) -> Any:

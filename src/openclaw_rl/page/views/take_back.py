@@ -133,7 +133,7 @@ def _plan_data(plan: UndoPlan, selected: Sequence[str]) -> dict[str, Any]:
         "taken_out": count_taken_out(plan, selected),
         "undone": len(plan.undone_versions),
         "safe": plan.safe,
-        "batches": len(plan.batches),
+        "batches": len(plan.work.sizes),
     }
 
 

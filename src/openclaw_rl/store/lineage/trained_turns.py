@@ -13,7 +13,7 @@ from openclaw_rl.store import schema as t
 from openclaw_rl.store import turns
 from openclaw_rl.store.lineage.training_queue import ancestors
 from openclaw_rl.store.rows import verdict_from_row
-from openclaw_rl.types import Kind, PolicyState
+from openclaw_rl.types import Kind, PolicyState, Use
 
 _MAX_SOUGHT = 2000
 """Turns that are looked up one by one; for more, all uses of a lineage are read."""
@@ -91,12 +91,35 @@ def uses_of_versions(conn: Connection, versions: Collection[int]) -> list[tuple[
     return [(policy, turn) for policy, turn in rows]
 
 
-def turns_used_before(conn: Connection, versions: Collection[int], ancestor: int) -> set[str]:
-    """Return the turns of these versions that `ancestor` or one of its ancestors had used already."""
+def replayed_uses(conn: Connection, versions: Collection[int]) -> list[tuple[int, str]]:
+    """Return (version, turn) of the turns that these versions were not the first to use."""
     uses = t.uses.c
     # The first use of a turn has the number 1.
-    again = select(uses.turn).where(uses.policy.in_(list(versions)), uses.number > 1)
-    return used_by_lineage(conn, ancestor, set(conn.execute(again).scalars()))
+    query = select(uses.policy, uses.turn).where(uses.policy.in_(list(versions)), uses.number > 1)
+    return [(policy, turn) for policy, turn in conn.execute(query)]
+
+
+def turns_used_before(conn: Connection, versions: Collection[int], ancestor: int) -> set[str]:
+    """Return the turns of these versions that `ancestor` or one of its ancestors had used already."""
+    again = {turn for _, turn in replayed_uses(conn, versions)}
+    return used_by_lineage(conn, ancestor, again)
+
+
+def uses_in_versions(
+    conn: Connection, versions: Collection[int], turn_ids: Collection[str]
+) -> list[Use]:
+    """Return the uses of these turns by these versions."""
+    uses = t.uses.c
+    query = select(uses.policy, uses.turn, uses.number)
+    sought = list(turn_ids)
+    wanted = frozenset(versions)
+    in_versions = []
+    for start in range(0, len(sought), _MAX_SOUGHT):
+        some = uses.turn.in_(sought[start : start + _MAX_SOUGHT])
+        for policy, turn, number in conn.execute(query.where(some)):
+            if policy in wanted:
+                in_versions.append(Use(policy=policy, turn=turn, number=number))
+    return in_versions
 
 
 def turns_of_lineage(conn: Connection, version: int) -> list[TrainedTurn]:
