@@ -95,8 +95,20 @@ def _to_json(
     if type(value) is SerializedTool and is_default_form:
         return value.json
     return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_to_list,
     )
+
+
+def _to_list(value: Any) -> list[Any]:
+    """Return the items of a generator, as `map` and `selectattr` make them. Raises `TypeError` for anything else."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 class _SafeNamespace(Namespace):
@@ -132,8 +144,49 @@ def _timed(values: Iterable[Any]) -> Iterator[Any]:
         yield value
 
 
+_GROWING_METHODS = frozenset({"append", "extend", "pop"})
+
+
+class _Inputs:
+    """The lists in the messages and tools of one conversation."""
+
+    def __init__(self, *values: Any) -> None:
+        self._values = values
+        self._ids: frozenset[int] | None = None
+
+    def contain(self, searched: list[Any]) -> bool:
+        """Whether a list is one of them. Compares by identity."""
+        if self._ids is None:
+            self._ids = frozenset(_ids_of_lists(self._values))
+        return id(searched) in self._ids
+
+
+def _ids_of_lists(value: Any) -> Iterator[int]:
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from _ids_of_lists(item)
+    elif isinstance(value, list | tuple):
+        yield id(value)
+        for item in value:
+            yield from _ids_of_lists(item)
+
+
+_inputs: ContextVar[_Inputs] = ContextVar("inputs")
+_NO_INPUTS = _Inputs()
+
+
 class _TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Sandbox in which `message.role` reads a plain dict's item directly; jinja2 would try the attribute first."""
+    """Sandbox in which `message.role` reads a plain dict's item directly; jinja2 would try the attribute first.
+
+    A template may change lists that it made itself, but no message and no tool. Transformers refuses both; other
+    servers accept them, and templates of known models rely on it.
+    """
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Whether a template may read an attribute."""
+        if type(obj) is list and attr in _GROWING_METHODS:
+            return not _inputs.get(_NO_INPUTS).contain(obj)
+        return super().is_safe_attribute(obj, attr, value)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
@@ -192,6 +245,30 @@ class ChatTemplate:
         self.texts = frozenset(texts)
         # Variables that a template reads.
         self.names = frozenset(names)
+        self._needs_functions = False
+        if "functions" in names:
+            self._needs_functions = self._refuses_without_functions()
+
+    def _refuses_without_functions(self) -> bool:
+        """Whether a template renders a message only with the variables of Firefunction, which other servers set."""
+        if self._renders_a_message():
+            return False
+        self._needs_functions = True
+        return self._renders_a_message()
+
+    def _renders_a_message(self) -> bool:
+        try:
+            self.render([{"role": "user", "content": "x"}], (), generation=True)
+        except RequestError:
+            return False
+        return True
+
+    def _server_variables(self, tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Return the tools as text and the time, if the template needs these variables."""
+        if not self._needs_functions:
+            return {}
+        functions = json.dumps(list(tools), ensure_ascii=False, indent=4) if tools else ""
+        return {"functions": functions, "datetime": datetime.now().strftime("%b %d %Y %H:%M:%S")}
 
     def check_variables(self, variables: Mapping[str, Any]) -> None:
         """Raise `RequestError` if a client's variable would override a reserved name or a special token."""
@@ -220,12 +297,16 @@ class ChatTemplate:
         if variables:
             self.check_variables(variables)
         clock = _deadline.set(time.thread_time() + RENDER_SECONDS)
+        shown_messages = list(messages)
+        shown_tools = list(tools)
+        inputs = _inputs.set(_Inputs(shown_messages, shown_tools))
         try:
             text = (template or self._templates["default"]).render(
                 {
+                    **self._server_variables(tools),
                     **variables,
-                    "messages": list(messages),
-                    "tools": list(tools) or None,
+                    "messages": shown_messages,
+                    "tools": shown_tools or None,
                     "documents": None,
                     "add_generation_prompt": generation,
                     **self._specials,
@@ -253,6 +334,7 @@ class ChatTemplate:
             ) from error
         finally:
             _deadline.reset(clock)
+            _inputs.reset(inputs)
         return text
 
 
