@@ -1,1 +1,1 @@
-"""The workers of a home, and what each of them has claimed."""
+"""The workers of a home and their claims."""

@@ -1,6 +1,7 @@
-"""What the workers of each stage are working on. A worker that began with a row and did not end it has died on it.
+"""Notes and claims of the rows that the workers of each stage are working on.
 
-With several workers of a stage, a row is also a claim: nobody else takes it while its worker runs (`registry`).
+A worker that began with a row and did not end it has died on it. With several workers of a stage, a note is also a
+claim: nobody else takes the row while its worker runs (`registry`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which workers run on a home. What a worker has claimed is free again once the worker has ended or is out of date.
+"""The workers that run on a home. A claim of a worker ends with the worker, or with its entry.
 
 A worker renews its entry. An entry that is not renewed for `LIFETIME` expires, so that a process that was suspended
 loses its claims; one whose process has ended counts for nothing at once. Times are seconds since the boot of the
@@ -120,7 +120,7 @@ class WorkerEntry:
 
     @property
     def id(self) -> str:
-        """What its claims name."""
+        """The name of the worker in its claims."""
         return self._worker.id
 
     def _enter(self) -> None:
