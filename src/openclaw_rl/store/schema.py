@@ -478,22 +478,11 @@ attempts = Table(
     Column("stage", Text, primary_key=True),
     Column("ref", Text, primary_key=True),
     *_required(Integer, "count"),
-    # The process that began it last.
+    # The process that began it last, and its entry (`workers/registry.py`); empty: of an earlier release.
     Column("pid", Integer, nullable=False, server_default="0"),
+    Column("worker", Text, nullable=False, server_default=text("''")),
     # Deaths that the machine caused.
     Column("excused", Integer, nullable=False, server_default="0"),
-    # Who claims it, or did (`workers/registry.py`); empty: of an earlier release.
-    Column("worker", Text, nullable=False, server_default=text("''")),
-)
-
-# The processes that work on the home.
-workers = Table(
-    "workers",
-    metadata,
-    Column("id", Text, primary_key=True, nullable=False),
-    *_required(Text, "stage name boot"),
-    *_required(Integer, "pid_space pid"),
-    *_required(Float, "started_at expires_at"),
 )
 
 loops = Table(

@@ -26,7 +26,7 @@ from openclaw_rl.common.process_guard import process_exists
 from openclaw_rl.errors import StoreError, WorkerNameTaken
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.rows import from_row, to_row
-from openclaw_rl.store.schema import workers
+from openclaw_rl.store.workers.tables import workers
 
 log = logging.getLogger(__name__)
 LIFETIME = 60.0
