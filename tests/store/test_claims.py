@@ -89,8 +89,8 @@ def test_a_suspended_worker_loses_its_rows(store: Store) -> None:
     clock = Clock()
     with WorkerEntry(store, "judge", clock=clock) as one:
         with store.read() as conn:
-            assert list(live_workers(conn, clock.now)) == [one.id]
-            assert list(live_workers(conn, clock.now + LIFETIME)) == []
+            assert list(live_workers(store, conn, clock.now)) == [one.id]
+            assert list(live_workers(store, conn, clock.now + LIFETIME)) == []
         slow = AttemptLog(store, "judge", one.id)
         slow.claim(["a"])
         # By the real clock, its entry has long expired.

@@ -25,8 +25,8 @@ def boot_seconds() -> float:
 
 
 @cache
-def boot_id() -> str:
-    """Return a name of the present boot, the same in all containers of the machine; empty if it is not known."""
+def boot_name() -> str:
+    """Return a name of this machine and its present boot, within which `boot_seconds` can be compared."""
     name = ""
     with contextlib.suppress(OSError):
         name = _BOOT_ID.read_text(encoding="ascii").strip()
@@ -37,12 +37,7 @@ def boot_id() -> str:
             name = subprocess.run(
                 command, capture_output=True, text=True, check=False
             ).stdout.strip()
-    return name.lower()
-
-
-def boot_name() -> str:
-    """Return a name of this machine and its present boot, within which `boot_seconds` can be compared."""
-    return f"{socket.gethostname()}/{boot_id()[:8] or 'unknown'}"
+    return f"{socket.gethostname()}/{name[:8].lower() or 'unknown'}"
 
 
 class AdvancingWallClock:

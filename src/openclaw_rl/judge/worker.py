@@ -59,6 +59,7 @@ from openclaw_rl.types import JudgeInput, Verdict
 
 log = logging.getLogger("openclaw_rl.judge")
 
+HEARTBEAT_NAME = "judge"
 # Maximum number of turns per read.
 READ_AHEAD = 64
 READ_EVERY = 0.5  # seconds between two reads while turns of the last read are not started
@@ -73,15 +74,14 @@ LONGEST_WAIT = 300.0
 LONGEST_PROBE = 15.0
 
 
-async def run(
-    config: Config, *, stop: asyncio.Event, judge: Judge | None = None, name: str = "judge"
-) -> None:
-    """Judge closed turns until `stop` is set. `judge` replaces the configured judge; `name`: of this worker.
+async def run(config: Config, *, stop: asyncio.Event, judge: Judge | None = None) -> None:
+    """Judge closed turns until `stop` is set. `judge` replaces the configured judge.
 
     Consumes: turns CLOSED whose current reaction has no verdict, and that no other judge has claimed.
     Produces: one durable verdict for each, and the turn JUDGED.
     Waits for: `collect` closing turns; the judge's answers, `workers` turns at once.
     Unblocked by: a commit of another process, an answer, a back-off that ends, `stop`.
+    Raises `WorkerNameTaken` if a judge runs on the home.
     """
     judge = judge or make_judge(config)
     log.info("judge.kind %s, %d turns at once", config.judge.kind, config.judge.workers)
@@ -92,9 +92,9 @@ async def run(
     if isinstance(judge, AutoJudge):
         judge.open(store)
     try:
-        entry = await asyncio.to_thread(WorkerEntry, store, name)
+        entry = await asyncio.to_thread(WorkerEntry, store, HEARTBEAT_NAME)
         try:
-            queue = JudgeQueue(config, store, judge, teacher, name=name, worker=entry.id)
+            queue = JudgeQueue(config, store, judge, teacher, worker=entry.id)
             await _judge_until_stopped(queue, stop)
         finally:
             await asyncio.to_thread(entry.close)
@@ -142,11 +142,9 @@ class JudgeQueue:
         judge: Judge,
         teacher: Teacher | None,
         *,
-        name: str = "judge",
         worker: str = "",
     ) -> None:
-        """`name`: of the heartbeat; `worker`: id of the worker's entry, by which turns are claimed."""
-        self._name = name
+        """`worker`: id of the worker's entry, by which turns are claimed."""
         self._config = config.judge
         self._store = store
         self._judge = judge
@@ -269,9 +267,10 @@ class JudgeQueue:
             except DamagedRow as error:
                 with self._store.write(durable=False) as conn:
                     _set_aside(conn, error.turn, Reason(ReasonCode.DAMAGED, str(error)))
-
             else:
-                free = [i for i in closed if attempt_ref(turn_key(i)) not in notes.elsewhere]
+                free = [
+                    item for item in closed if attempt_ref(turn_key(item)) not in notes.elsewhere
+                ]
                 is_complete = len(closed) < most
                 return ClosedTurns(items=free, deaths=notes.deaths, is_complete=is_complete)
 
@@ -321,17 +320,26 @@ class JudgeQueue:
         """Claim turns before they are started. Return those that no other worker was faster to take."""
         if not chosen:
             return []
-        claim = await asyncio.to_thread(
-            self._attempts.claim, [attempt_ref(turn.key) for turn in chosen]
-        )
+        keys = await asyncio.to_thread(self._claim_closed, [turn.key for turn in chosen])
         claimed = []
         for turn in chosen:
-            if attempt_ref(turn.key) in claim.refs:
+            if turn.key in keys:
                 claimed.append(turn)
             else:
                 self._turns.remove(turn.key)
                 self._may_have_new = True
         return claimed
+
+    def _claim_closed(self, keys: Sequence[TurnKey]) -> set[TurnKey]:
+        """Claim turns. Return those that are ours now, and that nobody has judged since they were read."""
+        refs = self._attempts.claim([attempt_ref(key) for key in keys]).refs
+        ours = [key for key in keys if attempt_ref(key) in refs]
+        with self._store.read() as conn:
+            waiting = {key for key in ours if turns.awaits_verdict(conn, *key)}
+        judged = [attempt_ref(key) for key in ours if key not in waiting]
+        if judged:
+            self._attempts.forget(judged)
+        return waiting
 
     def _may_compare(self) -> bool:
         if isinstance(self._judge, AutoJudge) and not self._judge.is_ready:
@@ -435,7 +443,7 @@ class JudgeQueue:
             note = problem
         heartbeats.write_heartbeat(
             self._store,
-            self._name,
+            HEARTBEAT_NAME,
             note,
             state,
             advanced=self._progress.has_advanced(),

@@ -283,7 +283,7 @@ def check_home_free(config: Config) -> None:
 def check_names_free(store: Store, workers: Sequence[str]) -> None:
     """Raise `WorkerNameTaken` if one of these workers runs on the home already, started by another command."""
     with store.read() as conn:
-        running = {worker.name: worker for worker in live_workers(conn).values()}
+        running = {worker.name: worker for worker in live_workers(store, conn).values()}
     for name in workers:
         if name in running:
             raise WorkerNameTaken(

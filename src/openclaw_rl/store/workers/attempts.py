@@ -147,7 +147,7 @@ class AttemptLog:
 
     def _others(self, conn: Connection) -> list[str]:
         """Return the ids of the other workers that run."""
-        return [worker for worker in live_workers(conn) if worker != self._worker]
+        return [worker for worker in live_workers(self._store, conn) if worker != self._worker]
 
     def still_held(self, conn: Connection, refs: Collection[str]) -> frozenset[str]:
         """Return those of the rows that this worker still has: after a pause, another may have taken them."""

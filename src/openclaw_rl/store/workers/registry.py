@@ -1,16 +1,17 @@
 """The workers that run on a home. A claim of a worker ends with the worker, or with its entry.
 
 A worker renews its entry. An entry that is not renewed for `LIFETIME` expires, so that a process that was suspended
-loses its claims; one whose process has ended counts for nothing at once. Times are seconds since the boot of the
-machine: a jump of the wall clock ends no worker. A home is on one machine, so workers of an earlier boot have ended.
+loses its claims. Beside it, the worker keeps a file locked: the kernel releases the lock when the process ends,
+whatever ends it and in whichever container it ran, and then the entry counts for nothing at once. Times are seconds
+since the boot of the machine, so a jump of the wall clock ends no worker.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from sqlalchemy import Connection, bindparam, delete, select
 from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.common import steady_clock
-from openclaw_rl.common.process_guard import process_exists
 from openclaw_rl.errors import StoreError, WorkerNameTaken
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.rows import from_row, to_row
@@ -33,60 +33,51 @@ LIFETIME = 60.0
 """Seconds after which an entry that is not renewed expires."""
 _RENEWALS = 4
 """Renewals within a lifetime: some may fail while the store is busy."""
-_PID_SPACE = Path("/proc/self/ns/pid")
 _put = insert(workers)
 _upsert = _put.on_conflict_do_update(
     index_elements=["id"], set_={"expires_at": _put.excluded.expires_at}
 )
 _remove = delete(workers).where(workers.c.id == bindparam("which"))
-_list = select(workers).order_by(workers.c.started_at, workers.c.id)
+_list = select(workers).order_by(workers.c.id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A process of a stage that works, or worked, on the home."""
+    """A process that works, or worked, on the home."""
 
     id: str
-    stage: str  # such as "judge"
     name: str  # of its heartbeat; unique among the workers that run
-    boot: str  # of the machine (`steady_clock.boot_id`)
-    pid_space: int  # within which `pid` means something; 0: it is not known
     pid: int
-    started_at: float  # seconds since the epoch
-    expires_at: float  # seconds since the boot
-
-    def is_alive(self, now: float) -> bool:
-        """Return whether its claims count. `now`: seconds since the boot of this machine."""
-        if self.boot != steady_clock.boot_id() or self.expires_at <= now:
-            return False
-        # Another container's process cannot be asked for; its entry expires.
-        return self.pid_space != _own_pid_space() or process_exists(self.pid)
+    expires_at: float  # seconds since the boot of the machine
 
 
-def _own_pid_space() -> int:
-    """Return the number of the kernel's namespace of process ids; 0 where there are no such namespaces."""
-    try:
-        return _PID_SPACE.stat().st_ino
-    except OSError:
-        return 0
-
-
-def live_workers(conn: Connection, now: float | None = None) -> dict[str, Worker]:
-    """Return the workers whose claims count, by id, oldest first. `now`: seconds since the boot; None: now."""
+def live_workers(store: Store, conn: Connection, now: float | None = None) -> dict[str, Worker]:
+    """Return the workers whose claims count, by id. `now`: seconds since the boot; None: now."""
     seconds = steady_clock.boot_seconds() if now is None else now
-    found = (from_row(Worker, row) for row in conn.execute(_list))
-    return {worker.id: worker for worker in found if worker.is_alive(seconds)}
+    found = [from_row(Worker, row) for row in conn.execute(_list)]
+    return {
+        worker.id: worker
+        for worker in found
+        if worker.expires_at > seconds and _is_locked(_lock_path(store, worker.id))
+    }
 
 
-def name_of(stage: str, number: int) -> str:
-    """Return the name of the worker with this number (from 1) of a stage: `judge`, `judge-2`, `judge-3`."""
-    return stage if number == 1 else f"{stage}-{number}"
+def _lock_path(store: Store, worker: str) -> Path:
+    """Return the file that a worker keeps locked while it runs."""
+    return store.path.parent / "workers" / worker
 
 
-def stage_of(name: str) -> str:
-    """Return the stage of the worker with this name."""
-    stage, _, number = name.rpartition("-")
-    return stage if stage and number.isdecimal() else name
+def _is_locked(path: Path) -> bool:
+    """Return whether a running process keeps a file locked."""
+    try:
+        with path.open("rb") as file:
+            # Shared: two that ask at a time do not see each other.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False
 
 
 class WorkerEntry:
@@ -101,17 +92,16 @@ class WorkerEntry:
         """
         self._store = store
         self._clock = clock
-        self._worker = Worker(
-            id=uuid.uuid4().hex,
-            stage=stage_of(name),
-            name=name,
-            boot=steady_clock.boot_id(),
-            pid_space=_own_pid_space(),
-            pid=os.getpid(),
-            started_at=time.time(),
-            expires_at=0.0,
-        )
-        self._enter()
+        self._worker = Worker(id=uuid.uuid4().hex, name=name, pid=os.getpid(), expires_at=0.0)
+        self._path = _lock_path(store, self.id)
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        self._lock = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._enter()
+        except BaseException:
+            self._unlock()
+            raise
         self._closed = threading.Event()
         self._thread = threading.Thread(
             target=self._renew_until_closed, name=f"worker-{name}", daemon=True
@@ -124,29 +114,31 @@ class WorkerEntry:
         return self._worker.id
 
     def _enter(self) -> None:
-        """Write the entry, and remove those of workers that have ended."""
-        now = self._clock()
+        """Write the entry, and remove those of workers that have ended. Raises `WorkerNameTaken`."""
         with self._store.write(durable=False) as conn:
-            alive = live_workers(conn, now)
-            for other in list(alive.values()):
-                if other.name != self._worker.name:
-                    continue
-                if (other.pid_space, other.pid) == (self._worker.pid_space, self._worker.pid):
-                    # On a full disk, a worker starts again in its process and could not remove its entry.
-                    del alive[other.id]
-                else:
+            alive = live_workers(self._store, conn, self._clock())
+            for other in alive.values():
+                if other.name == self._worker.name:
                     raise WorkerNameTaken(
-                        f"{other.name}: a worker of this name (process {other.pid}) runs on this home. Stop it first."
+                        f"{other.name}: process {other.pid} works on this home already. Stop it first."
                     )
-            conn.execute(delete(workers).where(workers.c.id.not_in(list(alive))))
+            self._remove_ended(conn)
             self._write(conn)
+
+    def _remove_ended(self, conn: Connection) -> None:
+        """Remove the entries of workers that have ended. One that is suspended may renew its own."""
+        for worker in conn.execute(select(workers.c.id)).scalars().all():
+            path = _lock_path(self._store, worker)
+            if not _is_locked(path):
+                path.unlink(missing_ok=True)
+                conn.execute(_remove, {"which": worker})
 
     def _write(self, conn: Connection) -> None:
         expires_at = self._clock() + LIFETIME
         conn.execute(_upsert, to_row(workers, self._worker, expires_at=expires_at))
 
     def renew(self) -> None:
-        """Renew the entry. One that another worker removed, because it had expired, is written again."""
+        """Renew the entry, also after it has expired."""
         with self._store.write(durable=False) as conn:
             self._write(conn)
 
@@ -165,8 +157,13 @@ class WorkerEntry:
             with self._store.write(durable=False) as conn:
                 conn.execute(_remove, {"which": self.id})
         except StoreError as error:
-            # The process ends, which is seen as well.
+            # Without its lock, it counts for nothing.
             log.warning("this worker's entry could not be removed: %s", error)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        self._path.unlink(missing_ok=True)
+        os.close(self._lock)
 
     def __enter__(self) -> Self:
         return self

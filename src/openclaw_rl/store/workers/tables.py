@@ -1,4 +1,4 @@
-"""SQLAlchemy definition of the table of workers. `migrations.py` creates it."""
+"""SQLAlchemy definition of the table of workers. Migration 37 creates it (`assets/schema/37_workers.sql`)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ workers = Table(
     "workers",
     metadata,
     Column("id", Text, primary_key=True, nullable=False),
-    Column("stage", Text, nullable=False),
+    # Of its heartbeat.
     Column("name", Text, nullable=False),
-    Column("boot", Text, nullable=False),
-    Column("pid_space", Integer, nullable=False),
     Column("pid", Integer, nullable=False),
-    Column("started_at", Float, nullable=False),
+    # Seconds since the boot of the machine.
     Column("expires_at", Float, nullable=False),
 )
