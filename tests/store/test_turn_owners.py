@@ -217,29 +217,46 @@ def test_an_older_store_gets_the_owners_and_the_lost_uses(tmp_path: Path, per: P
         world.check()
         query = "SELECT id, owner, lost FROM turns ORDER BY seq"
         before = conn.exec_driver_sql(query).all()
-    _remove_columns(path)
+    _go_back(path)
     with Store.open(path) as store, store.read() as conn:
         assert conn.exec_driver_sql(query).all() == before
 
 
-def _remove_columns(path: Path) -> None:
-    """Bring a store back to the schema before."""
+def _go_back(path: Path) -> None:
+    """Bring a store back to the schema before the owners: without the tables, columns and indexes that came since."""
     older = path.with_name("older.db")
     number = next(n for n, step in enumerate(MIGRATIONS) if "34_owners" in str(step))
     bootstrap.prepare_store(older, create=True, migrations=MIGRATIONS[:number])
     query = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
     with closing(sqlite3.connect(older)) as conn:
         wanted = dict(conn.execute(query))
+        columns_before = _columns(conn)
     with closing(sqlite3.connect(path)) as conn:
         for name in dict(conn.execute(query)):
             conn.execute(f"DROP INDEX {name}")
-        for column in ("owner", "lost"):
-            conn.execute(f"ALTER TABLE turns DROP COLUMN {column}")
+        for table, columns in _columns(conn).items():
+            if table not in columns_before:
+                conn.execute(f"DROP TABLE {table}")
+                continue
+            for column in columns - columns_before[table]:
+                conn.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         for statement in wanted.values():
             conn.execute(statement)
         schema = str(number).encode()
         conn.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (schema,))
         conn.commit()
+
+
+def _columns(conn: sqlite3.Connection) -> dict[str, set[str]]:
+    """Return the columns of each table."""
+    query = (
+        "SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c "
+        "WHERE m.type = 'table' AND m.name NOT LIKE 'sqlite_%'"
+    )
+    columns: dict[str, set[str]] = {}
+    for table, column in conn.execute(query):
+        columns.setdefault(table, set()).add(column)
+    return columns
 
 
 def test_turns_of_episodes_train_the_policy_of_their_key(folder: Store) -> None:
